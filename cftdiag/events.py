@@ -1,0 +1,174 @@
+"""What was observed: one frozen dataclass an event, one JSON object a line.
+
+An :class:`Event` says what torch did, never what it means; :mod:`cftdiag.diagnose` turns events into findings. This module imports neither
+torch nor a terminal library, so that recorded runs are readable anywhere.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+SCHEMA = "cftdiag.event/1"
+
+#: Every kind of event, in the order in which a region usually meets them.
+KINDS = ("compile", "graph_break", "recompile", "limit_hit", "cache", "graph_output", "error", "step")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Frame:
+    """One line of a Python stack, in the user's, the model's or a library's code."""
+
+    file: str | None = None
+    line: int | None = None
+    function: str | None = None
+    code: str | None = None
+    """The source line, stripped."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Guard:
+    """One guard expression, as Dynamo prints it."""
+
+    expression: str
+    """``L['x'].size()[1] == 5`` or ``tensor 'x' size mismatch at index 1. expected 5, actual 6``."""
+    source: str | None = None
+    """The guarded Python source (``L['self'].layer_idx``), where known."""
+    added: str | None = None
+    """``file:line function`` that added the guard, where known."""
+    expected: str | None = None
+    """``repr`` of the value the cache entry was compiled for, where known."""
+    actual: str | None = None
+    """``repr`` of the value that was met, where known."""
+    value_type: str | None = None
+    """Type name of ``actual`` (``int``, ``str``, ``NoneType``, ``Tensor``), where known."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Reason:
+    """Why one cache entry did not match."""
+
+    entry: str | None
+    """Compile id of the entry (``0/3``), where known."""
+    guard: Guard
+    closest: bool = False
+    """True for the entry that came closest to matching: its guard is the cause to report."""
+    failed: int | None = None
+    """Number of guards of this entry that fail for this call, where they could be counted."""
+    block: str | None = None
+    """The block that compiled the entry, where known."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Code:
+    """The code object of a compiled frame."""
+
+    qualname: str
+    file: str
+    line: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Event:
+    """One thing that torch did.
+
+    ``step`` is the optimizer step, 1-based, 0 while warming; ``compile_id`` is ``frame/compile`` with ``_attempt`` appended where an attempt is
+    meant; ``seconds`` maps a phase (``dynamo``, ``aot``, ``inductor``, ``backward``, ``total``) to seconds; ``payloads`` maps a name to the
+    sha256 of a text kept beside the events; ``detail`` holds what only one kind has (documented at the recorder that fills it).
+    """
+
+    kind: str
+    time: float
+    """Unix time in seconds."""
+    rank: int = 0
+    step: int = 0
+    microstep: int = 0
+    compile_id: str | None = None
+    region: str | None = None
+    """``forward``, ``backward`` or a resume function's name."""
+    block: str | None = None
+    """``model.layers.17``, wrappers stripped; ``<root>`` when the whole model is the region; None when unknown."""
+    block_class: str | None = None
+    code: Code | None = None
+    reasons: tuple[Reason, ...] = ()
+    guard: Guard | None = None
+    """The guard of the closest reason."""
+    stack: tuple[Frame, ...] = ()
+    """Innermost last."""
+    seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    payloads: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    detail: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(f"unknown event kind {self.kind!r}; one of {', '.join(KINDS)}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready dict, with the schema's name first."""
+        return {"schema": SCHEMA, **dataclasses.asdict(self)}
+
+    def to_line(self) -> str:
+        """One line of JSON, without the newline."""
+        return json.dumps(self.to_dict(), separators=(",", ":"), default=str)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Event:
+        """Read one event; unknown keys are ignored (a newer writer), a wrong schema or a missing key raises ``ValueError``."""
+        if data.get("schema") != SCHEMA:
+            raise ValueError(f"not a {SCHEMA} object: schema is {data.get('schema')!r}")
+        try:
+            return cls(
+                **_known(cls, data, skip=("code", "reasons", "guard", "stack")),
+                code=Code(**_known(Code, data["code"])) if data.get("code") else None,
+                reasons=tuple(_reason(r) for r in data.get("reasons") or ()),
+                guard=_guard(data.get("guard")),
+                stack=tuple(Frame(**_known(Frame, f)) for f in data.get("stack") or ()),
+            )
+        except (TypeError, KeyError, AttributeError) as error:
+            raise ValueError(f"malformed {SCHEMA} object: {error}") from error
+
+
+def _known(cls: type, data: Mapping[str, Any], skip: tuple[str, ...] = ()) -> dict[str, Any]:
+    names = {f.name for f in dataclasses.fields(cls)} - set(skip)
+    return {k: v for k, v in data.items() if k in names}
+
+
+def _guard(data: Mapping[str, Any] | None) -> Guard | None:
+    return Guard(**_known(Guard, data)) if data else None
+
+
+def _reason(data: Mapping[str, Any]) -> Reason:
+    guard = _guard(data["guard"])
+    if guard is None:
+        raise KeyError("guard")
+    return Reason(**_known(Reason, data, skip=("guard",)), guard=guard)
+
+
+def read_events(path: str | Path) -> Iterator[Event]:
+    """Events of one JSONL file, in order.
+
+    A last line cut short by a killed writer is skipped; any other malformed line raises ``ValueError`` with its number.
+    """
+    with open(path, encoding="utf-8", errors="replace") as file:
+        pending: str | None = None
+        for number, line in enumerate(file, 1):
+            if pending is not None:
+                raise ValueError(pending)
+            if not line.strip():
+                continue
+            try:
+                data = json.loads(line)
+            except ValueError as error:
+                pending = f"{path}:{number}: not a JSON line ({error})"
+                continue
+            yield Event.from_dict(data)
+
+
+def write_events(path: str | Path, events: Iterable[Event]) -> None:
+    """Append events to a JSONL file, one line each."""
+    with open(path, "a", encoding="utf-8") as file:
+        for event in events:
+            file.write(event.to_line() + "\n")

@@ -1,0 +1,97 @@
+"""What the events mean: one frozen dataclass a finding, with its cause, evidence and remedies."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+SCHEMA = "cftdiag.finding/1"
+
+KINDS = ("graph_break", "recompile", "limit_hit", "error", "perf", "numerics")
+SEVERITIES = ("info", "warning", "error")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Where:
+    """The line to look at: the user's or the model's own code before a library's. Every field may be None."""
+
+    file: str | None = None
+    line: int | None = None
+    function: str | None = None
+    code: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Remedy:
+    """One way out.
+
+    ``change`` is a mechanical change (a key of the check's options or a dotted torch config name -> the new value) or None when the remedy is
+    in words only. ``verified`` is True or False once the check was run again with the change, None before that or for words.
+    """
+
+    summary: str
+    change: Mapping[str, Any] | None = None
+    verified: bool | None = None
+    before: Mapping[str, Any] | None = None
+    after: Mapping[str, Any] | None = None
+    unsafe: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """A cause, where it is, which blocks it hits and what to do."""
+
+    kind: str
+    cause: str
+    severity: str
+    blocks: tuple[str, ...] = ()
+    where: Where = dataclasses.field(default_factory=Where)
+    guard: str | None = None
+    gb_id: str | None = None
+    count: int = 1
+    steps: tuple[int, ...] = ()
+    lengths: tuple[int, ...] = ()
+    evidence: tuple[str, ...] = ()
+    explanation: str = ""
+    remedies: tuple[Remedy, ...] = ()
+    doc: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(f"unknown finding kind {self.kind!r}; one of {', '.join(KINDS)}")
+        if self.severity not in SEVERITIES:
+            raise ValueError(f"unknown severity {self.severity!r}; one of {', '.join(SEVERITIES)}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready dict, with the schema's name first."""
+        return {"schema": SCHEMA, **dataclasses.asdict(self)}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Finding:
+        """Inverse of :meth:`to_dict`; raises ``ValueError`` for another schema or a malformed object."""
+        if data.get("schema") != SCHEMA:
+            raise ValueError(f"not a {SCHEMA} object: schema is {data.get('schema')!r}")
+        names = {f.name for f in dataclasses.fields(cls)}
+        values = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items() if k in names}
+        try:
+            values["where"] = Where(**(values.get("where") or {}))
+            values["remedies"] = tuple(Remedy(**r) for r in values.get("remedies") or ())
+            return cls(**values)
+        except TypeError as error:
+            raise ValueError(f"malformed {SCHEMA} object: {error}") from error
+
+
+def at_least(severity: str, floor: str) -> bool:
+    """True when ``severity`` is ``floor`` or worse."""
+    return SEVERITIES.index(severity) >= SEVERITIES.index(floor)
+
+
+def verdict(findings: Iterable[Finding]) -> str:
+    """The verdict of a set of findings: ``not_viable`` for any error, else ``viable_with_recompiles`` for any recompile, else ``viable``."""
+    found = list(findings)
+    if any(f.severity == "error" for f in found):
+        return "not_viable"
+    if any(f.kind == "recompile" for f in found):
+        return "viable_with_recompiles"
+    return "viable"

@@ -1,0 +1,98 @@
+"""The group of verbs, and how an error becomes one line and an exit code."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import NoReturn
+
+import click
+
+from cftdiag import __version__
+from cftdiag.cli.options import State, debug_option
+
+#: Verb -> (module with a command of the verb's name, one-line help). The help is here so that listing the verbs imports none of them.
+VERBS = {
+    "check": ("cftdiag.cli.check", "Before training: per block, will it capture whole, what will recompile, what to change."),
+    "explain": ("cftdiag.cli.explain", "What a cause means, an example that triggers it, the fix."),
+    "models": ("cftdiag.cli.models", "The catalogue of model configurations that check knows by name."),
+    "doctor": ("cftdiag.cli.doctor", "What works on this machine and with this torch."),
+    "report": ("cftdiag.cli.report", "Render a saved check: terminal, JSON, Markdown, HTML, SARIF, JUnit."),
+}
+
+
+class LazyGroup(click.Group):
+    """A group that imports a verb's module when the verb is used."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in VERBS:
+            return None
+        return getattr(importlib.import_module(VERBS[cmd_name][0]), cmd_name)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Verbs"):
+            formatter.write_dl([(name, text) for name, (_, text) in VERBS.items()])
+
+
+@click.group(
+    cls=LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
+    epilog="Exit codes: 0 nothing at or above --fail-on, 1 findings at or above it, 2 bad input, 3 this environment cannot do it or no conclusion.",
+)
+@click.version_option(__version__, prog_name="cftdiag")
+@debug_option
+def cli() -> None:
+    """Know before you train whether torch.compile will hold; see the moment it stops holding; know what to change."""
+
+
+def main(args: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line with ``args`` (default: the process's own) and exit."""
+    state = State()
+    sys.exit(_run(state, args))
+
+
+def _run(state: State, args: Sequence[str] | None) -> int:
+    # Imported here: `cftdiag.check.errors` is torch-free, but costs nothing only while its package stays lazy.
+    from cftdiag.check.errors import EnvironmentUnfit, InputError
+
+    try:
+        code = cli.main(args=args, prog_name="cftdiag", standalone_mode=False, obj=state)
+        sys.stdout.flush()
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.ctx.get_help() if error.ctx else str(error))
+        return 2
+    except click.ClickException as error:
+        return _fail(state, _usage_message(error), 2)
+    except InputError as error:
+        return _fail(state, str(error), 2)
+    except EnvironmentUnfit as error:
+        return _fail(state, str(error), 3)
+    except BrokenPipeError:
+        # The reader (`| head`) has gone: no error of ours, and nothing may be written to that stream at exit either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (KeyboardInterrupt, click.Abort):
+        return _fail(state, "interrupted, no conclusion", 3)
+    except Exception as error:  # noqa: BLE001 - the last line of defence: a bug of ours is one line too, its traceback on request
+        return _fail(state, f"internal error: {type(error).__name__}: {error}; run again with --debug for the traceback", 3)
+    return code if isinstance(code, int) else 0
+
+
+def _usage_message(error: click.ClickException) -> str:
+    text = error.format_message()
+    if isinstance(error, click.UsageError) and error.ctx is not None:
+        return f"{text} (see: {error.ctx.command_path} --help)"
+    return text
+
+
+def _fail(state: State, message: str, code: int) -> int:
+    if state.debug:
+        traceback.print_exc()
+    click.echo(f"error: {' '.join(message.split())}", err=True)
+    return code

@@ -1,0 +1,96 @@
+"""Options and parameter types that several verbs share; the same name means the same everywhere."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclasses.dataclass
+class State:
+    """What the whole invocation shares."""
+
+    debug: bool = False
+    """Show the traceback of an error."""
+
+
+def _set_debug(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if value:
+        ctx.ensure_object(State).debug = True
+
+
+def debug_option(function: F) -> F:
+    """``--debug``, accepted before and after the verb; read eagerly so that a bad option after it shows its traceback too."""
+    return click.option(
+        "--debug", is_flag=True, is_eager=True, expose_value=False, callback=_set_debug, help="Show the traceback of an error."
+    )(function)
+
+
+def json_flag(function: F) -> F:
+    """``--json`` as a plain flag: JSON on stdout."""
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(function)
+
+
+def json_file(function: F) -> F:
+    """``--json FILE|-``."""
+    return click.option(
+        "--json", "json_path", metavar="FILE|-", help="Write the report as JSON to FILE, or to stdout alone with -."
+    )(function)
+
+
+class Lengths(click.ParamType):
+    """``512,640,777`` as a tuple of positive integers."""
+
+    name = "N,N,..."
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        if isinstance(value, tuple):
+            return value
+        try:
+            lengths = tuple(int(part) for part in str(value).split(","))
+        except ValueError:
+            self.fail(f"{value!r} is not a comma-separated list of lengths, such as 512,640,777", param, ctx)
+        if any(length < 1 for length in lengths):
+            self.fail(f"a length must be at least 1, not {min(lengths)}", param, ctx)
+        return lengths
+
+
+class Layers(click.ParamType):
+    """``all``, ``auto`` or a positive integer."""
+
+    name = "all|auto|N"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str | int:
+        if value in ("all", "auto") or isinstance(value, int):
+            return value
+        try:
+            layers = int(value)
+        except ValueError:
+            self.fail(f"{value!r} is neither all, auto nor a number of layers", param, ctx)
+        if layers < 1:
+            self.fail(f"at least 1 layer is needed, not {layers}", param, ctx)
+        return layers
+
+
+def write_text(path: str, text: str) -> None:
+    """Write ``text`` to a file, or to stdout for ``-``; a file that cannot be written is the user's to mend."""
+    if path == "-":
+        sys.stdout.write(text if text.endswith("\n") else text + "\n")
+        return
+    try:
+        Path(path).write_text(text if text.endswith("\n") else text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise click.UsageError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def write_json(path: str, data: Any) -> None:
+    """Write ``data`` as indented JSON to a file, or to stdout for ``-``."""
+    write_text(path, json.dumps(data, indent=2, ensure_ascii=True))

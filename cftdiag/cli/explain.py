@@ -1,0 +1,43 @@
+"""``cftdiag explain``: the page of one cause, or the list of causes."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+from typing import Any
+
+import click
+
+from cftdiag.cli.options import debug_option, json_flag
+
+
+@click.command(short_help="What a cause means, an example, the fix.")
+@click.argument("cause", required=False)
+@json_flag
+@debug_option
+def explain(cause: str | None, as_json: bool) -> int:
+    """Explain CAUSE, a key such as seq_len or tensor.item; without one, list all causes."""
+    from cftdiag.diagnose import CAUSES
+
+    if cause is not None and cause not in CAUSES:
+        close = difflib.get_close_matches(cause, CAUSES, n=3, cutoff=0.5)
+        hint = f"did you mean {', '.join(close)}?" if close else "run `cftdiag explain` for the list"
+        raise click.UsageError(f"unknown cause {cause!r}; {hint}")
+    if as_json:
+        data: Any = [_as_dict(c) for c in CAUSES.values()] if cause is None else _as_dict(CAUSES[cause])
+        click.echo(json.dumps(data, indent=2, default=str))
+        return 0
+    from cftdiag.report import causes
+
+    if cause is None:
+        causes.show_list([_as_dict(c) for c in CAUSES.values()])
+    else:
+        causes.show_page(_as_dict(CAUSES[cause]))
+    return 0
+
+
+def _as_dict(cause: Any) -> dict[str, Any]:
+    # What a remedy calls to decide whether it applies is no part of the page.
+    data = {f.name: getattr(cause, f.name) for f in dataclasses.fields(cause)}
+    return {key: value for key, value in data.items() if not callable(value)}

@@ -1,0 +1,214 @@
+"""Every option of a training run: one frozen dataclass, whose field names are the flags and the YAML keys."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+SCOPES = ("none", "block", "loss", "block+loss", "model", "model+loss")
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+_SHORT_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp64": "float64"}
+
+
+def _option(default: Any, text: str, choices: tuple[str, ...] | None = None) -> Any:
+    return dataclasses.field(default=default, metadata={"help": text, "choices": choices})
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class TrainConfig:
+    """What to train, on what, how. Raises ``ValueError`` when two options contradict each other."""
+
+    # what
+    model_name_or_path: str | None = _option(None, "local directory or Hugging Face id of a causal LM")
+    demo: bool = _option(False, "train the embedded tiny Qwen3 with a byte tokenizer on generated data")
+    random_init: bool = _option(False, "initialise from config.json instead of loading weights")
+    attn: str = _option("auto", "attention: auto (sdpa where the architecture takes it, else eager) or a transformers name, or varlen")
+    train_dtype: str = _option("float32", "dtype that parameters and optimizer states are kept in", DTYPES)
+    dtype: str | None = _option(None, "dtype of forward and backward; default bfloat16 on CUDA, train-dtype on CPU", DTYPES)
+    save_dtype: str | None = _option(None, "dtype of the exported model; default: the one the model came in", DTYPES)
+    # data
+    data_path: str | None = _option(None, "JSONL with `messages`, or with `input_ids` and `labels`")
+    validation_path: str | None = _option(None, "JSONL of the validation set")
+    validation_split: float = _option(0.0, "share of data-path held out for validation, taken from the end of a seeded shuffle")
+    batch_size: int = _option(8, "samples per optimizer step, over all ranks")
+    max_tokens_per_gpu: int = _option(4096, "most tokens in one packed row; a batch takes as many rows as it needs")
+    pad_to_multiple_of: int = _option(8, "packed rows are padded to a multiple of this")
+    length_buckets: tuple[int, ...] = _option((), "pad packed rows up to one of these lengths")
+    bad_records: str = _option("fatal", "what to do with a malformed record", ("fatal", "skip"))
+    over_long: str = _option("fatal", "what to do with a sample longer than max-tokens-per-gpu", ("fatal", "drop", "truncate"))
+    streaming: bool = _option(False, "keep only an index of the data in memory and read samples from the file")
+    num_workers: int = _option(0, "processes that collate this rank's rows")
+    # method
+    osft: bool = _option(False, "orthogonal subspace fine-tuning: train the low singular directions of the target weights")
+    osft_unfreeze_rank_ratio: float = _option(0.25, "share of singular directions that are trained; 1 leaves a plain Linear, 0 freezes the target")
+    osft_ranks: str = _option("uniform", "one ratio for all targets, or by layer importance", ("uniform", "adaptive"))
+    osft_target_patterns: tuple[str, ...] = _option((), "substrings of the target Linears' names; default: a table by config.model_type")
+    osft_upcast_dtype: str = _option("float32", "dtype of the decomposition", DTYPES)
+    osft_transient_mb: int = _option(256, "most memory in MiB that one bucket of the projection gathers")
+    osft_leak_every: int = _option(10, "steps between two measurements of the leak into the frozen space; 0: never")
+    lora: bool = _option(False, "low-rank adapters on the target weights")
+    lora_rank: int = _option(16, "rank of the adapters")
+    lora_alpha: float = _option(32.0, "scale of the adapters is alpha / rank")
+    lora_target_patterns: tuple[str, ...] = _option((), "as osft-target-patterns")
+    # compile
+    compile_model: bool = _option(False, "compile every block: the same as compile-scope block")
+    compile_scope: str | None = _option(None, "what is compiled", SCOPES)
+    compile_backend: str | None = _option(None, "backend; default: $TORCH_COMPILE_BACKEND, else inductor")
+    dynamic: str = _option("true", "symbolic sizes from the first compile on (auto: torch's None)", ("auto", "true", "false"))
+    compile_cache: str | None = _option(None, "file that compiled artifacts are loaded from and saved to")
+    compile_plan: str | None = _option(None, "plan written by `cftdiag check --plan`: its settings are applied, its regimes warmed before step 0")
+    preflight: bool = _option(False, "check this very configuration before step 0; stop when a block would break")
+    loss_chunks: int = _option(8, "lm_head and cross entropy run on this many chunks of the row, one at a time")
+    # parallel
+    ac: str = _option("none", "activation checkpointing (selective: save matmul and attention outputs)", ("none", "full", "selective"))
+    device: str = _option("auto", "where to train", ("auto", "cpu", "cuda"))
+    replicas: int = _option(1, "HSDP: number of model replicas; each is sharded over world size / replicas ranks")
+    # loop
+    max_epochs: int | None = _option(None, "stop after this many passes; default 1 when neither max-steps nor max-tokens is given")
+    max_steps: int | None = _option(None, "stop after this many optimizer steps")
+    max_tokens: int | None = _option(None, "stop after this many tokens")
+    learning_rate: float = _option(2e-5, "peak learning rate")
+    beta1: float = _option(0.9, "AdamW")
+    beta2: float = _option(0.95, "AdamW")
+    eps: float = _option(1e-8, "AdamW")
+    weight_decay: float = _option(0.0, "AdamW")
+    max_grad_norm: float = _option(1.0, "gradients are clipped to this norm; 0: measured only")
+    lr_scheduler: str = _option("constant", "after warm-up", ("constant", "linear", "cosine"))
+    warmup_steps: int = _option(0, "steps of linear warm-up")
+    min_lr_ratio: float = _option(0.0, "the schedule ends at this share of the peak")
+    seed: int = _option(42, "seed of initialisation and data order")
+    validate_every: int = _option(0, "steps between validations; 0: at the end of each epoch")
+    # output
+    output_dir: str = _option("OUT", "metrics.jsonl, run/, checkpoints/ and hf/ go here")
+    checkpoint_every: int = _option(0, "steps between checkpoints; 0: at the end only")
+    keep_checkpoints: int = _option(2, "checkpoints kept")
+    resume: str | None = _option(None, "checkpoint to continue from, or `auto` for the newest in output-dir")
+    export: bool = _option(True, "write a plain Hugging Face model to output-dir/hf at the end")
+
+    def __post_init__(self) -> None:
+        for name in ("train_dtype", "dtype", "save_dtype", "osft_upcast_dtype"):
+            value = getattr(self, name)
+            object.__setattr__(self, name, _SHORT_DTYPES.get(value, value))
+        for field in dataclasses.fields(self):
+            _check_value(field, getattr(self, field.name))
+        self._check_pairs()
+
+    def _check_pairs(self) -> None:
+        if self.osft and self.lora:
+            raise ValueError("osft and lora are two methods; give one of them")
+        if self.compile_model and self.compile_scope is not None and "block" not in self.compile_scope and self.compile_scope != "block":
+            raise ValueError(f"compile-model means compile-scope block, but compile-scope is {self.compile_scope!r}; give one of them")
+        if self.demo and (self.model_name_or_path or self.data_path):
+            raise ValueError("demo brings its own model and data; leave out model-name-or-path and data-path")
+        if self.validation_path and self.validation_split:
+            raise ValueError("validation-path and validation-split both name a validation set; give one of them")
+        if not 0 <= self.osft_unfreeze_rank_ratio <= 1:
+            raise ValueError(f"osft-unfreeze-rank-ratio is a share between 0 and 1, not {self.osft_unfreeze_rank_ratio}")
+        if not 0 <= self.validation_split < 1:
+            raise ValueError(f"validation-split is a share from 0 to below 1, not {self.validation_split}")
+        if self.length_buckets and max(self.length_buckets) < self.row_capacity:
+            raise ValueError(f"the largest of length-buckets ({max(self.length_buckets)}) must hold a row of max-tokens-per-gpu ({self.row_capacity})")
+        if self.row_capacity < 1:
+            raise ValueError(f"max-tokens-per-gpu ({self.max_tokens_per_gpu}) is below pad-to-multiple-of ({self.pad_to_multiple_of})")
+        for name in ("batch_size", "pad_to_multiple_of", "loss_chunks", "replicas", "lora_rank", "osft_transient_mb", "keep_checkpoints"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{_flag(name)} must be at least 1, not {getattr(self, name)}")
+        for name in ("max_epochs", "max_steps", "max_tokens"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise ValueError(f"{_flag(name)} must be at least 1, not {getattr(self, name)}")
+
+    @property
+    def method(self) -> str:
+        """``osft``, ``lora`` or ``full``."""
+        return "osft" if self.osft else "lora" if self.lora else "full"
+
+    @property
+    def scope(self) -> str:
+        """What is compiled, one of :data:`SCOPES`."""
+        return self.compile_scope or ("block" if self.compile_model else "none")
+
+    @property
+    def backend(self) -> str:
+        """Name of the compile backend; torch does not read ``TORCH_COMPILE_BACKEND`` by itself, so that it is read here."""
+        return self.compile_backend or os.environ.get("TORCH_COMPILE_BACKEND") or "inductor"
+
+    @property
+    def row_capacity(self) -> int:
+        """Most tokens of one row: ``max_tokens_per_gpu`` rounded down to the padding multiple."""
+        return self.max_tokens_per_gpu // max(1, self.pad_to_multiple_of) * self.pad_to_multiple_of
+
+    @property
+    def epochs(self) -> int | None:
+        """Passes over the data, None for as many as the other limits need."""
+        if self.max_epochs is None and self.max_steps is None and self.max_tokens is None:
+            return 1
+        return self.max_epochs
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready dict that :meth:`from_mapping` reads."""
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in dataclasses.asdict(self).items()}
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> TrainConfig:
+        """From a dict with the names of the flags (``-`` and ``_`` are the same); raises ``ValueError`` for an unknown or mistyped one."""
+        if not isinstance(values, Mapping):
+            raise ValueError(f"a configuration is a mapping of options, not {type(values).__name__}")
+        fields = {f.name: f for f in dataclasses.fields(cls)}
+        known: dict[str, Any] = {}
+        for key, value in values.items():
+            name = str(key).replace("-", "_")
+            if name not in fields:
+                raise ValueError(f"unknown option {key!r}; the options are listed by `python -m trainer --help`")
+            known[name] = tuple(value) if isinstance(value, list) else value
+        return cls(**known)
+
+    @classmethod
+    def from_yaml(cls, path: str | Path, **overrides: Any) -> TrainConfig:
+        """Read a YAML file; ``overrides`` win. Raises ``ValueError`` for a missing or malformed file."""
+        return cls.from_mapping({**read_yaml(path), **overrides})
+
+
+def read_yaml(path: str | Path) -> dict[str, Any]:
+    """The mapping in a YAML file, keys with underscores. Raises ``ValueError`` naming the file when there is none."""
+    import yaml
+
+    try:
+        values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror or error}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not a YAML file: {' '.join(str(error).split())}") from error
+    if not isinstance(values, dict):
+        raise ValueError(f"{path} holds {type(values).__name__}, not a mapping of options")
+    return {str(k).replace("-", "_"): v for k, v in values.items()}
+
+
+def _flag(name: str) -> str:
+    return name.replace("_", "-")
+
+
+def _check_value(field: dataclasses.Field[Any], value: Any) -> None:
+    """Types as annotated; a YAML file may hold anything, so that this runs for every construction."""
+    kind = str(field.type)
+    if value is None:
+        if "None" not in kind:
+            raise ValueError(f"{_flag(field.name)} needs a value")
+        return
+    base = kind.removesuffix(" | None")
+    if base.startswith("tuple"):
+        inner = int if "int" in base else str
+        good = isinstance(value, tuple) and all(isinstance(v, inner) and not isinstance(v, bool) for v in value)
+        expected = f"a list of {inner.__name__}"
+    else:
+        types: dict[str, Any] = {"bool": bool, "int": int, "float": (int, float), "str": str}
+        good = isinstance(value, types[base]) and (base == "bool" or not isinstance(value, bool))
+        expected = {"bool": "true or false", "int": "an integer", "float": "a number", "str": "text"}[base]
+    if not good:
+        hint = " (YAML reads 1e-5 as text; write 1.0e-5)" if base == "float" and isinstance(value, str) else ""
+        raise ValueError(f"{_flag(field.name)} must be {expected}, not {value!r}{hint}")
+    choices = field.metadata["choices"]
+    if choices and value not in choices:
+        raise ValueError(f"{_flag(field.name)} must be one of {', '.join(choices)}, not {value!r}")

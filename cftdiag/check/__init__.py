@@ -1,41 +1,42 @@
-"""The check before training. ``cftdiag.check(...)`` runs it: this package can be called.
+"""Checking before training. ``cftdiag.check(...)`` is this package, called.
 
-Importing it imports no torch; the names below are fetched on first use.
+Importing it imports no torch; the passes do, in their own processes.
 """
 
 from __future__ import annotations
 
-import importlib
 import sys
-import types
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
-#: Public name -> the module of this package that has it.
-_EXPORTS = {
-    "CheckOptions": "options",
-    "CheckReport": "report",
-    "Subject": "subject",
-    "InputError": "errors",
-    "EnvironmentUnfit": "errors",
-    "run_check": "driver",
-}
+from cftdiag.check.errors import CheckError, EnvironmentUnfit, InputError
+from cftdiag.check.options import CheckOptions
+from cftdiag.check.result import BlockResult, CheckReport
+from cftdiag.check.subject import Subject
 
-__all__ = [*_EXPORTS]
+if TYPE_CHECKING:
+    from cftdiag.check.driver import ProgressEvent, check, run_check
+
+__all__ = ["BlockResult", "CheckError", "CheckOptions", "CheckReport", "EnvironmentUnfit", "InputError", "ProgressEvent", "Subject", "check", "run_check"]
+
+_LAZY = ("ProgressEvent", "check", "run_check")
 
 
 def __getattr__(name: str) -> Any:
-    if name in _EXPORTS:
-        return getattr(importlib.import_module(f"{__name__}.{_EXPORTS[name]}"), name)
+    if name in _LAZY:
+        from cftdiag.check import driver
+
+        return getattr(driver, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-class _CallableModule(types.ModuleType):
-    """``cftdiag.check`` is both this package and the public function: importing a submodule must not hide the function."""
+class _CallablePackage(ModuleType):
+    """The package and the public function share one name; importing a submodule must not take the function away."""
 
-    def __call__(self, subject_or_model: Any, batches: Any = None, **options: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> CheckReport:
         from cftdiag.check.driver import check
 
-        return check(subject_or_model, batches, **options)
+        return check(*args, **kwargs)
 
 
-sys.modules[__name__].__class__ = _CallableModule
+sys.modules[__name__].__class__ = _CallablePackage

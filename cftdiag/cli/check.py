@@ -8,7 +8,18 @@ from typing import Any
 
 import click
 
-from cftdiag.check.options import DEFAULT_LENGTHS, DEFAULT_TIMEOUT_S, DEPTHS, DTYPE_ALIASES, DTYPES, DYNAMIC, FAIL_ON, FAST_FORWARD, SCOPES, CheckOptions
+from cftdiag.check.options import (
+    DEFAULT_LENGTHS,
+    DEFAULT_TIMEOUT_S,
+    DEPTHS,
+    DTYPE_ALIASES,
+    DTYPES,
+    DYNAMIC,
+    FAIL_ON,
+    FAST_FORWARD,
+    SCOPES,
+    CheckOptions,
+)
 from cftdiag.cli.options import Layers, Lengths, debug_option, json_file, write_json
 
 #: Attentions that the check runs today.
@@ -16,11 +27,11 @@ ATTENTIONS = ("sdpa", "eager")
 
 
 @click.command(short_help="Before training: will each block capture whole, what will recompile.")
-@click.option(
-    "--model", required=True, metavar="MODEL", help="A name of `cftdiag models`, a directory, a config.json, a hub id, or file.py:build."
-)
+@click.option("--model", required=True, metavar="MODEL", help="A name of `cftdiag models`, a directory, a config.json, a hub id, or file.py:build.")
 @click.option("--attn", type=click.Choice(ATTENTIONS), default="sdpa", show_default=True, help="Attention implementation.")
-@click.option("--dtype", type=click.Choice([*DTYPES, *DTYPE_ALIASES]), default="bfloat16", show_default=True, metavar="DTYPE", help="Data type of the model.")
+@click.option(
+    "--dtype", type=click.Choice([*DTYPES, *DTYPE_ALIASES]), default="bfloat16", show_default=True, metavar="DTYPE", help="Data type of the model."
+)
 @click.option("--dynamic", type=click.Choice(list(DYNAMIC)), help="Dynamic shapes; auto is torch's None.  [default: true; a Subject's own]")
 @click.option("--compile-scope", type=click.Choice(SCOPES), default="block", show_default=True, help="What is compiled.")
 @click.option(
@@ -31,13 +42,20 @@ ATTENTIONS = ("sdpa", "eager")
 )
 @click.option("--batch-size", type=click.IntRange(min=1), default=1, show_default=True, help="Rows per forward.")
 @click.option(
-    "--lengths", type=Lengths(), default=DEFAULT_LENGTHS, help=f"Sequence lengths, in the order met.  [default: {','.join(map(str, DEFAULT_LENGTHS))}]"
+    "--lengths",
+    type=Lengths(),
+    default=DEFAULT_LENGTHS,
+    help=f"Sequence lengths, in the order met.  [default: {','.join(map(str, DEFAULT_LENGTHS))}]",
 )
 @click.option("--layers", type=Layers(), default="all", show_default=True, help="Layers to build; auto: the fewest that hold every kind of block.")
 @click.option("--blocks", multiple=True, metavar="GLOB", help="Modules to compile one by one; may be repeated.  [default: the longest ModuleList]")
 @click.option("--depth", type=click.Choice(DEPTHS), default="joint", show_default=True, help="trace: Dynamo; joint: forward and backward graphs.")
 @click.option(
-    "--fast-forward", type=click.Choice(FAST_FORWARD), default="auto", show_default=True, help="Skip the arithmetic of compiled regions; auto: for all but small models."
+    "--fast-forward",
+    type=click.Choice(FAST_FORWARD),
+    default="auto",
+    show_default=True,
+    help="Skip the arithmetic of compiled regions; auto: for all but small models.",
 )
 @click.option("--timeout", type=click.FloatRange(min=0, min_open=True), default=DEFAULT_TIMEOUT_S, show_default=True, help="Seconds for each pass.")
 @click.option("--trust-remote-code", is_flag=True, help="Run Python code that comes with a hub model.")

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from cftdiag.cli.options import debug_option, json_flag
+from cftdiag.report import stream
 
 
 @click.command(short_help="What a cause means, an example, the fix.")
@@ -26,7 +27,7 @@ def explain(cause: str | None, as_json: bool) -> int:
         raise click.UsageError(f"unknown cause {cause!r}; {hint}")
     if as_json:
         data: Any = [_as_dict(c) for c in CAUSES.values()] if cause is None else _as_dict(CAUSES[cause])
-        click.echo(json.dumps(data, indent=2, default=str))
+        stream.write(json.dumps(data, indent=2, default=str))
         return 0
     from cftdiag.report import causes
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ from typing import NoReturn
 import click
 
 from cftdiag import __version__
+from cftdiag.check.errors import EnvironmentUnfit, InputError
 from cftdiag.cli.options import State, debug_option
 
 #: Verb -> (module with a command of the verb's name, one-line help). The help is here so that listing the verbs imports none of them.
@@ -53,17 +53,14 @@ def cli() -> None:
 
 def main(args: Sequence[str] | None = None) -> NoReturn:
     """Run the command line with ``args`` (default: the process's own) and exit."""
+    sys.exit(run(args))
+
+
+def run(args: Sequence[str] | None = None) -> int:
+    """Run the command line with ``args`` and return its exit code."""
     state = State()
-    sys.exit(_run(state, args))
-
-
-def _run(state: State, args: Sequence[str] | None) -> int:
-    # Imported here: `cftdiag.check.errors` is torch-free, but costs nothing only while its package stays lazy.
-    from cftdiag.check.errors import EnvironmentUnfit, InputError
-
     try:
         code = cli.main(args=args, prog_name="cftdiag", standalone_mode=False, obj=state)
-        sys.stdout.flush()
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.ctx.get_help() if error.ctx else str(error))
         return 2
@@ -73,10 +70,6 @@ def _run(state: State, args: Sequence[str] | None) -> int:
         return _fail(state, str(error), 2)
     except EnvironmentUnfit as error:
         return _fail(state, str(error), 3)
-    except BrokenPipeError:
-        # The reader (`| head`) has gone: no error of ours, and nothing may be written to that stream at exit either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except (KeyboardInterrupt, click.Abort):
         return _fail(state, "interrupted, no conclusion", 3)
     except Exception as error:  # noqa: BLE001 - the last line of defence: a bug of ours is one line too, its traceback on request

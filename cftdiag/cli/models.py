@@ -8,6 +8,7 @@ import click
 
 from cftdiag.check import catalogue
 from cftdiag.cli.options import debug_option, json_flag
+from cftdiag.report import stream
 
 
 @click.command(short_help="The catalogue of model configurations.")
@@ -18,7 +19,7 @@ def models(filter_text: str | None, as_json: bool) -> int:
     """List the catalogue, or the entries whose name, hub id or architecture contains FILTER."""
     found = catalogue.search(filter_text)
     if as_json:
-        click.echo(json.dumps([entry.to_dict() for entry in found], indent=2))
+        stream.write(json.dumps([entry.to_dict() for entry in found], indent=2))
         return 0
     if not found:
         close = catalogue.close_matches(filter_text or "")

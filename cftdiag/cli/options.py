@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+
+from cftdiag.report import stream
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -29,9 +30,9 @@ def _set_debug(ctx: click.Context, param: click.Parameter, value: bool) -> None:
 
 def debug_option(function: F) -> F:
     """``--debug``, accepted before and after the verb; read eagerly so that a bad option after it shows its traceback too."""
-    return click.option(
-        "--debug", is_flag=True, is_eager=True, expose_value=False, callback=_set_debug, help="Show the traceback of an error."
-    )(function)
+    return click.option("--debug", is_flag=True, is_eager=True, expose_value=False, callback=_set_debug, help="Show the traceback of an error.")(
+        function
+    )
 
 
 def json_flag(function: F) -> F:
@@ -41,9 +42,7 @@ def json_flag(function: F) -> F:
 
 def json_file(function: F) -> F:
     """``--json FILE|-``."""
-    return click.option(
-        "--json", "json_path", metavar="FILE|-", help="Write the report as JSON to FILE, or to stdout alone with -."
-    )(function)
+    return click.option("--json", "json_path", metavar="FILE|-", help="Write the report as JSON to FILE, or to stdout alone with -.")(function)
 
 
 class Lengths(click.ParamType):
@@ -83,7 +82,7 @@ class Layers(click.ParamType):
 def write_text(path: str, text: str) -> None:
     """Write ``text`` to a file, or to stdout for ``-``; a file that cannot be written is the user's to mend."""
     if path == "-":
-        sys.stdout.write(text if text.endswith("\n") else text + "\n")
+        stream.write(text)
         return
     try:
         Path(path).write_text(text if text.endswith("\n") else text + "\n", encoding="utf-8")

@@ -1,0 +1,115 @@
+"""A check in the terminal: headline, blocks, compiles, findings, what stayed undetermined, the verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TextIO
+
+from rich.console import Console
+from rich.text import Text
+
+from cftdiag.report import summary
+from cftdiag.report.console import console_for, print_line, print_prose, table_lines
+
+#: Rows of a list that are shown; the JSON holds all.
+MAX_COMPILES = 16
+MAX_UNDETERMINED = 6
+
+_STYLES = {"error": "bold red", "warning": "yellow", "info": "cyan"}
+_VERDICT_STYLES = {"viable": "bold green", "viable_with_recompiles": "bold yellow", "not_viable": "bold red", "error": "bold red"}
+
+
+def show(data: Mapping[str, Any], *, quiet: bool = False, file: TextIO | None = None, width: int | None = None) -> None:
+    """Print a check to ``file`` (default stdout); ``quiet`` prints the verdict line alone."""
+    console = console_for(file, width)
+    if not quiet:
+        _headline(console, data)
+        _blocks(console, data)
+        _compiles(console, data)
+        _findings(console, data)
+        _undetermined(console, data)
+        print_line(console)
+    print_line(console, Text(summary.verdict_line(data), style=_VERDICT_STYLES.get(data["verdict"], "bold")))
+
+
+def _title(console: Console, text: str) -> None:
+    print_line(console)
+    print_line(console, Text(text, style="bold"))
+
+
+def _headline(console: Console, data: Mapping[str, Any]) -> None:
+    name, facts = summary.headline(data)
+    print_line(console, Text(name, style="bold").append(f"  {facts}", style="not bold") if facts else Text(name, style="bold"))
+    for line in summary.conditions(data):
+        print_prose(console, line, indent=2)
+
+
+def _blocks(console: Console, data: Mapping[str, Any]) -> None:
+    groups = summary.block_groups(data["blocks"])
+    if not groups:
+        return
+    _title(console, "Blocks")
+    rows = []
+    for group in groups:
+        facts = group.facts()
+        style = "yellow" if group.trouble else "green"
+        rows.append([f"{group.count} x {group.cls}", group.names, *(Text(fact, style=style if i else "") for i, fact in enumerate(facts))])
+    for line in table_lines(rows):
+        print_line(console, line)
+
+
+def _compiles(console: Console, data: Mapping[str, Any]) -> None:
+    compiles = data["compiles"]
+    if not compiles:
+        return
+    _title(console, "Compiles")
+    rows = [[summary.cell(compile_.get(key)) for key in ("compile_id", "block", "step", "length", "seconds", "cause")] for compile_ in compiles]
+    header = ("id", "block", "step", "length", "seconds", "cause")
+    for line in table_lines(rows[:MAX_COMPILES], header=header, right=(2, 3, 4)):
+        print_line(console, line)
+    _more(console, len(rows) - MAX_COMPILES)
+
+
+def _findings(console: Console, data: Mapping[str, Any]) -> None:
+    if not data["findings"]:
+        return
+    _title(console, "Findings")
+    for i, finding in enumerate(data["findings"]):
+        if i:
+            print_line(console)
+        _finding(console, finding)
+
+
+def _finding(console: Console, finding: Mapping[str, Any]) -> None:
+    severity = str(finding.get("severity"))
+    line = Text("  ").append(severity, style=_STYLES.get(severity, "")).append(f"  {finding.get('kind')}  ")
+    line.append(str(finding.get("cause")), style="bold").append(f"  {summary.reach(finding)}")
+    print_line(console, line)
+    place = summary.where(finding)
+    if place:
+        print_line(console, Text("    ").append("where  ", style="dim").append(place))
+    if finding.get("explanation"):
+        print_prose(console, str(finding["explanation"]), indent=4, label="why    ")
+    if finding.get("guard"):
+        print_line(console, Text("    ").append("guard  ", style="dim").append(" ".join(str(finding["guard"]).split())))
+    remedy = summary.best_remedy(finding)
+    if remedy is not None:
+        print_prose(console, f"{remedy.get('summary')} [{summary.remedy_mark(remedy)}]", indent=4, label="fix    ", style="green")
+    others = len(finding.get("remedies") or []) - 1
+    more = f"{summary.plural(others, 'other remedy').replace('remedys', 'remedies')}: " if others > 0 else ""
+    print_line(console, Text("    ").append("more   ", style="dim").append(f"{more}cftdiag explain {finding.get('cause')}"))
+
+
+def _undetermined(console: Console, data: Mapping[str, Any]) -> None:
+    notes = data["undetermined"]
+    if not notes:
+        return
+    _title(console, "Undetermined")
+    for note in notes[:MAX_UNDETERMINED]:
+        print_prose(console, str(note), indent=2, label="- ")
+    _more(console, len(notes) - MAX_UNDETERMINED)
+
+
+def _more(console: Console, left: int) -> None:
+    if left > 0:
+        print_line(console, Text(f"  ... {left} more (--json has all)", style="dim"))

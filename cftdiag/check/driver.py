@@ -1,0 +1,429 @@
+"""The driver of a check: it never compiles. Passes run in children; their events become findings, and findings a verdict."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import platform
+import time
+from collections.abc import Callable, Mapping, Sequence
+from importlib import metadata
+from typing import Any
+
+from cftdiag.check.errors import EnvironmentUnfit, InputError
+from cftdiag.check.options import CheckOptions
+from cftdiag.check.process import ForkServer, Launcher, LiveFork, Pass
+from cftdiag.check.result import BlockResult, CheckReport
+from cftdiag.check.subject import Subject, as_subject, resolve
+from cftdiag.diagnose import Block, Context, diagnose
+from cftdiag.events import Event
+from cftdiag.findings import Finding, verdict
+
+PACKAGES = ("torch", "transformers", "triton", "cftdiag")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ProgressEvent:
+    """What the check is doing now, for a status line."""
+
+    phase: str
+    """``start``, ``build``, ``step``, ``compile``, ``prove`` or ``done``."""
+    mode: str = ""
+    """Pass: ``fullgraph``, ``collect``, ``eager`` or a remedy's summary."""
+    step: int = 0
+    of: int = 0
+    length: int | None = None
+    text: str = ""
+
+
+Progress = Callable[[ProgressEvent], None]
+
+
+@dataclasses.dataclass
+class PassResult:
+    """Everything one pass reported."""
+
+    mode: str
+    program: dict[str, Any] | None = None
+    events: list[Event] = dataclasses.field(default_factory=list)
+    steps: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    result: dict[str, Any] | None = None
+    raised: dict[str, Any] | None = None
+    outcome: str = "crash"
+    detail: str = ""
+    seconds: float = 0.0
+    last: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def whole(self) -> bool:
+        """True when the pass ran to its end and every block it called was captured whole."""
+        captured = (self.result or {}).get("fullgraph", {})
+        return self.outcome == "ok" and self.raised is None and bool(captured) and all(captured.values())
+
+    def has(self, kind: str) -> bool:
+        return any(e.kind == kind for e in self.events)
+
+
+def run_check(options: CheckOptions, progress: Progress | None = None) -> CheckReport:
+    """Check ``options.model``.
+
+    Raises :class:`~cftdiag.check.errors.InputError` for a wrong request and :class:`~cftdiag.check.errors.EnvironmentUnfit` where this machine
+    cannot do it. Children are stopped whatever happens, Ctrl-C included.
+    """
+    if options.model is None:
+        raise InputError("no model given; name one of `cftdiag models`, a directory, a config.json, a hub id or file.py:build")
+    recipe = resolve(options.model)
+    if recipe["type"] == "file":
+        options.for_subject()
+    launcher = ForkServer()
+    try:
+        return Driver(recipe, options, launcher, progress).run()
+    finally:
+        launcher.close()
+
+
+def check(subject: Any, batches: Sequence[Mapping[str, Any]] | None = None, *, progress: Progress | None = None, **options: Any) -> CheckReport:
+    """Check a model name, a live model with batches, or a :class:`~cftdiag.check.subject.Subject`.
+
+    ``options`` are the fields of :class:`~cftdiag.check.options.CheckOptions`. A live Subject is checked in forked children where forking is
+    safe, else in this process in one pass, its remedies unproved. Raises as :func:`run_check`.
+    """
+    try:
+        parsed = CheckOptions(**options)
+    except TypeError as error:
+        raise InputError(f"unknown option: {error}") from error
+    if isinstance(subject, str):
+        return run_check(dataclasses.replace(parsed, model=subject), progress)
+    live = as_subject(subject if isinstance(subject, Subject) else (subject, batches or ()), "check()")
+    recipe = {"type": "live", "name": type(live.model).__name__}
+    from cftdiag.check.passes import run_task
+
+    def run(task: Mapping[str, Any], send: Callable[[dict[str, Any]], None]) -> None:
+        run_task(task, send, live)
+
+    if LiveFork.safe():
+        return Driver(recipe, parsed, LiveFork(run), progress).run()
+    return Driver(recipe, parsed, None, progress, in_process=run).run()
+
+
+class Driver:
+    """One check, from recipe to report."""
+
+    def __init__(
+        self,
+        recipe: Mapping[str, Any],
+        options: CheckOptions,
+        launcher: Launcher | None,
+        progress: Progress | None,
+        in_process: Callable[[Mapping[str, Any], Callable[[dict[str, Any]], None]], None] | None = None,
+    ) -> None:
+        self.recipe, self.options, self.launcher, self.in_process = recipe, options, launcher, in_process
+        self.progress: Progress = progress or (lambda event: None)
+        self.passes: list[PassResult] = []
+        self.skipped: dict[str, str] = {}
+        self.started = time.monotonic()
+
+    def run(self) -> CheckReport:
+        first = self.run_pass("auto")
+        self.blame(first)
+        second = self.second_pass(first)
+        main, breaks, whole = self.choose(first, second)
+        context = self.context(main, whole, breaks)
+        events = list(main.events)
+        if breaks is not None and breaks is not main and breaks.mode == "collect":
+            events += [e for e in breaks.events if e.kind == "graph_break"]
+        events += _raised_events(main)
+        findings = tuple(diagnose(events, context))
+        return self.report(main, whole, findings, context)
+
+    # ---- passes ----
+
+    def run_pass(self, mode: str, options: CheckOptions | None = None) -> PassResult:
+        """Run one pass to its end; what it sent is kept whatever became of it."""
+        task = {"mode": mode, "recipe": dict(self.recipe), "options": (options or self.options).to_dict()}
+        found = PassResult(mode)
+        self.progress(ProgressEvent(phase="start", mode=mode))
+        if self.launcher is None:
+            assert self.in_process is not None
+            started = time.monotonic()
+            self.in_process(task, lambda message: self.take(found, message))
+            found.outcome, found.seconds = "ok", time.monotonic() - started
+        else:
+            running = Pass(self.launcher, task, self.options.timeout)
+            for message in running:
+                self.take(found, message)
+            found.outcome, found.detail, found.seconds = running.outcome, running.detail, running.seconds
+        self.passes.append(found)
+        return found
+
+    def take(self, found: PassResult, message: dict[str, Any]) -> None:
+        match message["type"]:
+            case "event":
+                found.events.append(Event.from_dict(message["event"]))
+            case "progress":
+                found.last = message
+                fields = {k: message[k] for k in ("phase", "mode", "step", "of", "length") if k in message}
+                self.progress(ProgressEvent(**fields))
+            case "program":
+                found.program, found.mode = message, message["mode"]
+            case "step":
+                found.steps.append(message)
+            case "result":
+                found.result = message
+            case "raised":
+                found.raised = message
+            case "input_error":
+                raise InputError(message["message"])
+            case "unfit":
+                raise EnvironmentUnfit(message["message"])
+
+    def second_pass(self, first: PassResult) -> PassResult | None:
+        """The other way of compiling, where it can differ from the first."""
+        assert first.program is not None
+        other = "collect" if first.mode == "fullgraph" else "fullgraph"
+        reason = self.why_not_second(first)
+        if reason is not None:
+            self.skipped[other] = reason
+            return None
+        return self.run_pass(other)
+
+    def why_not_second(self, first: PassResult) -> str | None:
+        assert first.program is not None
+        if self.launcher is None:
+            return "a live Subject in a process that cannot be forked is compiled once"
+        if first.program["wrap"]:
+            return "the subject compiles itself (wrap)"
+        if first.outcome == "timeout":
+            return "the first pass did not end in time"
+        if first.mode == "fullgraph":
+            if first.whole and not _unbacked(first):
+                return "every block was captured whole and no size or number was read from a tensor, so without fullgraph the same graphs come out"
+            return None
+        graphs = (first.result or {}).get("graphs", {})
+        called = (first.result or {}).get("calls", {})
+        if first.outcome == "ok" and first.raised is None and not first.has("graph_break") and called and all(graphs.get(fqn) for fqn in called):
+            if not any(e.kind == "compile" and e.detail.get("status") != "ok" for e in first.events):
+                return "no graph broke and every block ran in a graph, so fullgraph=True captures the same"
+        return None
+
+    def choose(self, first: PassResult, second: PassResult | None) -> tuple[PassResult, PassResult | None, PassResult | None]:
+        """(the pass whose recompiles count, the pass that met the breaks, the fullgraph pass)."""
+        by_mode = {p.mode: p for p in (first, second) if p is not None}
+        whole, collect = by_mode.get("fullgraph"), by_mode.get("collect")
+        asked_whole = first.mode == "fullgraph"
+        if asked_whole and whole is not None and (whole.whole or collect is None):
+            return whole, collect, whole
+        assert collect is not None
+        return collect, collect, whole
+
+    def blame(self, first: PassResult) -> None:
+        """A failure that the program also has without compiling is the program's: exit 2, not a finding."""
+        if first.program is None:
+            raise EnvironmentUnfit(f"the model could not be built: {first.detail or 'no reason given'}; use a smaller model or more memory")
+        raised = first.raised
+        if raised is None or raised["compile"] or self.launcher is None:
+            return
+        eager = self.run_pass("eager")
+        if eager.raised is not None and eager.raised["error"] == raised["error"]:
+            where = eager.raised["where"] or {}
+            place = f" at {os.path.basename(where['file'])}:{where['line']}" if where.get("file") else ""
+            raise InputError(
+                f"step {eager.raised['step']} fails without torch.compile too: {eager.raised['error']}: {eager.raised['message'][:300]}{place}"
+            )
+
+    # ---- judging ----
+
+    def context(self, main: PassResult, whole: PassResult | None, breaks: PassResult | None) -> Context:
+        program = main.program
+        assert program is not None
+        result = main.result or {}
+        captured: dict[str, bool | None] = {b["fqn"]: None for b in program["blocks"]}
+        captured |= (whole.result or {}).get("fullgraph", {}) if whole is not None and whole.result else {}
+        if whole is None and not program["wrap"] and "fullgraph" in self.skipped and self.skipped["fullgraph"].startswith("no graph broke"):
+            captured = dict.fromkeys(captured, True)
+        probes: dict[str, Any] = {}
+        if main.outcome == "ok" and main.raised is None and not program["wrap"]:
+            never = [b["fqn"] for b in program["blocks"] if not result.get("calls", {}).get(b["fqn"])]
+            if never and self.options.compile_scope in ("block", "block+loss"):
+                probes["never_run"] = never
+        if main.outcome == "timeout":
+            probes["timeout"] = {"seconds": self.options.timeout, "phase": main.last.get("phase"), "step": main.last.get("step")}
+        return Context(
+            blocks=tuple(Block(fqn=b["fqn"], cls=b["class"], kind=b["kind"], index=b["index"]) for b in program["blocks"]),
+            lengths=tuple(s["length"] for s in program["steps"]),
+            batch_sizes=tuple(s["batch_size"] for s in program["steps"]),
+            graphs={fqn: len(ids) for fqn, ids in result["graphs"].items()} if result else None,
+            fullgraph=captured,
+            fullgraph_breaks=tuple(e for e in whole.events if e.kind in ("graph_break", "error")) if whole is not None and whole is not main else (),
+            wrap=program["wrap"],
+            ac=self.options.ac,
+            scope=self.options.compile_scope,
+            depth=program["depth"],
+            compile_kwargs=program["compile_kwargs"],
+            probes=probes,
+        )
+
+    def report(self, main: PassResult, whole: PassResult | None, findings: tuple[Finding, ...], context: Context) -> CheckReport:
+        program, result = main.program, main.result or {}
+        assert program is not None
+        outcome = verdict(findings)
+        if main.outcome != "ok" and outcome != "not_viable":
+            outcome = "error"
+        compiles = self.compiles(main, context)
+        undetermined = [note["meaning"] for note in result.get("undetermined", ())]
+        if main.outcome != "ok":
+            undetermined.insert(0, f"the {main.mode} pass did not end: {main.detail}")
+        return CheckReport(
+            verdict=outcome,
+            subject=self.subject(program),
+            depth=program["depth"],
+            environment=environment(),
+            blocks=tuple(self.block_results(main, whole, findings, context)),
+            findings=findings,
+            compiles=tuple(compiles),
+            forecast=forecast(compiles, main),
+            timing=self.timing(),
+            undetermined=tuple(dict.fromkeys(undetermined)),
+            check=result.get("check"),
+        )
+
+    def subject(self, program: Mapping[str, Any]) -> dict[str, Any]:
+        o = self.options.for_config() if self.recipe["type"] in ("config", "hub") else self.options
+        return {
+            "name": self.recipe["name"],
+            "type": self.recipe["type"],
+            "model_class": program["model_class"],
+            "model_type": program["model_type"],
+            "parameters": program["parameters"],
+            "weights": "none" if program["weightless"] else "real",
+            "attn": o.attn,
+            "dtype": o.dtype,
+            "lengths": [s["length"] for s in program["steps"]],
+            "batch_size": o.batch_size,
+            "layers": o.layers,
+            "ac": o.ac,
+            "world_size": o.world_size,
+            "compile_scope": o.compile_scope,
+            "compile_kwargs": dict(program["compile_kwargs"]),
+            "packed": o.packed,
+            "method": o.method,
+        }
+
+    def block_results(
+        self, main: PassResult, whole: PassResult | None, findings: Sequence[Finding], context: Context
+    ) -> list[BlockResult]:
+        graphs = (main.result or {}).get("graphs", {})
+        recompiles: dict[str, int] = {}
+        for event in main.events:
+            if event.kind == "recompile" and event.block:
+                recompiles[event.block] = recompiles.get(event.block, 0) + 1
+        breaks: dict[str, int] = {}
+        for finding in findings:
+            if finding.kind == "graph_break":
+                for fqn in finding.blocks:
+                    breaks[fqn] = breaks.get(fqn, 0) + 1
+        return [
+            BlockResult(
+                fqn=b.fqn,
+                cls=b.cls,
+                kind=b.kind,
+                graphs=len(graphs.get(b.fqn, ())),
+                graph_breaks=sum(n for pattern, n in breaks.items() if _covers(pattern, b.fqn)),
+                recompiles=recompiles.get(b.fqn, 0),
+                fullgraph=(context.fullgraph or {}).get(b.fqn),
+            )
+            for b in context.blocks
+        ]
+
+    def compiles(self, main: PassResult, context: Context) -> list[dict[str, Any]]:
+        lengths = {s["step"]: s["length"] for s in (main.program or {}).get("steps", ())}
+        causes: dict[str | None, str] = {}
+        for event in main.events:
+            if event.kind == "recompile":
+                found = diagnose([event], context)
+                if found:
+                    causes[event.compile_id] = found[0].cause
+        return [
+            {
+                "compile_id": e.compile_id,
+                "block": e.block,
+                "step": e.step,
+                "length": lengths.get(e.step),
+                "seconds": round(float(e.seconds.get("total", sum(e.seconds.values()))), 3),
+                "cause": causes.get(e.compile_id),
+            }
+            for e in main.events
+            if e.kind == "compile" and e.detail.get("status") == "ok" and e.region != "backward"
+        ]
+
+    def timing(self) -> dict[str, Any]:
+        passes: list[dict[str, Any]] = [
+            {
+                "mode": p.mode,
+                "seconds": round(p.seconds, 2),
+                "outcome": p.outcome,
+                "peak_rss_gb": round((p.result or {}).get("peak_rss_gb", 0.0), 3) or None,
+                "steps": [round(s["seconds"], 3) for s in p.steps],
+            }
+            for p in self.passes
+        ]
+        passes += [{"mode": mode, "skipped": reason} for mode, reason in self.skipped.items()]
+        peaks = [p["peak_rss_gb"] for p in passes if p.get("peak_rss_gb")]
+        return {"wall_s": round(time.monotonic() - self.started, 2), "passes": passes, "peak_rss_gb": max(peaks, default=None)}
+
+
+def environment() -> dict[str, Any]:
+    """Versions of what decides a verdict. Reads package metadata, imports nothing."""
+    versions: dict[str, Any] = {"python": platform.python_version(), "platform": platform.platform()}
+    for name in PACKAGES:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            versions[name] = None
+    return versions
+
+
+def forecast(compiles: Sequence[Mapping[str, Any]], main: PassResult) -> dict[str, Any]:
+    """What the batches of the check cost, in their order: the first compile of each region is not a recompile."""
+    program = main.program or {}
+    note = "without Inductor's guards" if program.get("depth") in ("trace", "joint") else None
+    return {
+        "compiles": len(compiles),
+        "recompiles": sum(e.kind == "recompile" for e in main.events),
+        "limit_hit": main.has("limit_hit"),
+        "steps": [{"step": c["step"], "length": c["length"], "cause": c["cause"]} for c in compiles],
+        "seconds": round(sum(c["seconds"] for c in compiles), 3),
+        "note": note,
+    }
+
+
+def _unbacked(found: PassResult) -> bool:
+    return any(e.kind == "compile" and e.detail.get("unbacked") for e in found.events)
+
+
+def _covers(pattern: str, fqn: str) -> bool:
+    from fnmatch import fnmatchcase
+
+    return pattern == fqn or fnmatchcase(fqn, pattern)
+
+
+def _raised_events(found: PassResult) -> list[Event]:
+    """An exception that left the step is an event too, unless the recorder has already told it."""
+    raised = found.raised
+    if raised is None:
+        return []
+    told = any(e.kind == "error" and e.detail.get("type") == raised["error"] for e in found.events)
+    if told:
+        return []
+    from cftdiag.events import Frame
+
+    where = raised["where"]
+    return [
+        Event(
+            kind="error",
+            time=time.time(),
+            step=raised["step"],
+            stack=(Frame(**where),) if where else (),
+            detail={"type": raised["error"], "message": raised["message"], "phase": "step", "fullgraph": found.mode == "fullgraph"},
+        )
+    ]

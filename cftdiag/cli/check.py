@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import Any
 
@@ -20,19 +19,20 @@ from cftdiag.check.options import (
     SCOPES,
     CheckOptions,
 )
-from cftdiag.cli.options import Layers, Lengths, debug_option, json_file, write_json
+from cftdiag.cli.options import Layers, Lengths, check_writable, debug_option, json_file, write_json
 
 #: Attentions that the check runs today.
 ATTENTIONS = ("sdpa", "eager")
 
 
+_LENGTHS = ",".join(map(str, DEFAULT_LENGTHS))
+
+
 @click.command(short_help="Before training: will each block capture whole, what will recompile.")
 @click.option("--model", required=True, metavar="MODEL", help="A name of `cftdiag models`, a directory, a config.json, a hub id, or file.py:build.")
-@click.option("--attn", type=click.Choice(ATTENTIONS), default="sdpa", show_default=True, help="Attention implementation.")
-@click.option(
-    "--dtype", type=click.Choice([*DTYPES, *DTYPE_ALIASES]), default="bfloat16", show_default=True, metavar="DTYPE", help="Data type of the model."
-)
-@click.option("--dynamic", type=click.Choice(list(DYNAMIC)), help="Dynamic shapes; auto is torch's None.  [default: true; a Subject's own]")
+@click.option("--attn", type=click.Choice(ATTENTIONS), help="Attention implementation.  [default: sdpa]")
+@click.option("--dtype", type=click.Choice([*DTYPES, *DTYPE_ALIASES]), metavar="DTYPE", help="Data type of the model.  [default: bfloat16]")
+@click.option("--dynamic", type=click.Choice(list(DYNAMIC)), help="Dynamic shapes; auto is torch's None.  [default: true]")
 @click.option("--compile-scope", type=click.Choice(SCOPES), default="block", show_default=True, help="What is compiled.")
 @click.option(
     "--compile-backend",
@@ -40,14 +40,9 @@ ATTENTIONS = ("sdpa", "eager")
     metavar="NAME",
     help="torch.compile backend; also read from TORCH_COMPILE_BACKEND.  [default: the depth's own]",
 )
-@click.option("--batch-size", type=click.IntRange(min=1), default=1, show_default=True, help="Rows per forward.")
-@click.option(
-    "--lengths",
-    type=Lengths(),
-    default=DEFAULT_LENGTHS,
-    help=f"Sequence lengths, in the order met.  [default: {','.join(map(str, DEFAULT_LENGTHS))}]",
-)
-@click.option("--layers", type=Layers(), default="all", show_default=True, help="Layers to build; auto: the fewest that hold every kind of block.")
+@click.option("--batch-size", type=click.IntRange(min=1), metavar="N", help="Rows per forward.  [default: 1]")
+@click.option("--lengths", type=Lengths(), help=f"Sequence lengths, in the order met.  [default: {_LENGTHS}]")
+@click.option("--layers", type=Layers(), help="Layers to build; auto: the fewest that hold every kind of block.  [default: all]")
 @click.option("--blocks", multiple=True, metavar="GLOB", help="Modules to compile one by one; may be repeated.  [default: the longest ModuleList]")
 @click.option("--depth", type=click.Choice(DEPTHS), default="joint", show_default=True, help="trace: Dynamo; joint: forward and backward graphs.")
 @click.option(
@@ -57,7 +52,9 @@ ATTENTIONS = ("sdpa", "eager")
     show_default=True,
     help="Skip the arithmetic of compiled regions; auto: for all but small models.",
 )
-@click.option("--timeout", type=click.FloatRange(min=0, min_open=True), default=DEFAULT_TIMEOUT_S, show_default=True, help="Seconds for each pass.")
+@click.option(
+    "--timeout", type=click.FloatRange(min=0, min_open=True), default=DEFAULT_TIMEOUT_S, show_default=True, metavar="S", help="Seconds for each pass."
+)
 @click.option("--trust-remote-code", is_flag=True, help="Run Python code that comes with a hub model.")
 @click.option("--fail-on", type=click.Choice(FAIL_ON), default="error", show_default=True, help="Lowest severity that makes the exit code 1.")
 @json_file
@@ -68,18 +65,20 @@ def check(fail_on: str, json_path: str | None, quiet: bool, **options: Any) -> i
 
     Builds the model without weights, runs its training step on the CPU, and reports for each block whether it captures as a whole graph,
     what recompiles it and what to change. Needs no GPU.
+
+    A file.py:build function returns (model, batches) or a cftdiag.Subject; its model decides attention, dtype, lengths and layers by itself.
     """
     asked = CheckOptions(**options)
-    # The driver imports torch: only now, after the options were found good.
+    check_writable(json_path)
     from cftdiag.check import run_check
     from cftdiag.report import live, terminal
 
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     with live.progress(sys.stderr, quiet=quiet) as on_progress:
         report = run_check(asked, on_progress)
     data = report.to_dict()
-    if json_path is not None:
-        write_json(json_path, data)
+    # The terminal first: a disk that has filled up meanwhile must not cost the answer.
     if json_path != "-":
         terminal.show(data, quiet=quiet)
+    if json_path is not None:
+        write_json(json_path, data)
     return report.exit_code(fail_on)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -63,20 +64,28 @@ class Lengths(click.ParamType):
 
 
 class Layers(click.ParamType):
-    """``all``, ``auto`` or a positive integer."""
+    """``all``, ``auto`` or a positive integer, as text."""
 
     name = "all|auto|N"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str | int:
-        if value in ("all", "auto") or isinstance(value, int):
-            return value
-        try:
-            layers = int(value)
-        except ValueError:
-            self.fail(f"{value!r} is neither all, auto nor a number of layers", param, ctx)
-        if layers < 1:
-            self.fail(f"at least 1 layer is needed, not {layers}", param, ctx)
-        return layers
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        text = str(value)
+        if text not in ("all", "auto") and not (text.isascii() and text.isdigit() and int(text) > 0):
+            self.fail(f"{text!r} is neither all, auto nor a positive number of layers", param, ctx)
+        return text
+
+
+def check_writable(path: str | None) -> None:
+    """Refuse a file that cannot be written before the work is done, not after it."""
+    if path is None or path == "-":
+        return
+    target = Path(path)
+    if target.is_dir():
+        raise click.UsageError(f"cannot write {path}: it is a directory; name a file in it")
+    if not target.parent.is_dir():
+        raise click.UsageError(f"cannot write {path}: there is no directory {target.parent}; make it first")
+    if not os.access(target if target.exists() else target.parent, os.W_OK):
+        raise click.UsageError(f"cannot write {path}: permission denied; name another file")
 
 
 def write_text(path: str, text: str) -> None:
@@ -87,7 +96,7 @@ def write_text(path: str, text: str) -> None:
     try:
         Path(path).write_text(text if text.endswith("\n") else text + "\n", encoding="utf-8")
     except OSError as error:
-        raise click.UsageError(f"cannot write {path}: {error.strerror or error}") from error
+        raise click.UsageError(f"cannot write {path}: {error.strerror or error}; name another file") from error
 
 
 def write_json(path: str, data: Any) -> None:

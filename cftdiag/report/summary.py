@@ -199,44 +199,58 @@ def verdict_line(data: Mapping[str, Any]) -> str:
 
 
 def headline(data: Mapping[str, Any]) -> tuple[str, str]:
-    """Name of what was checked, and what it is: ``qwen3, 4.02 B parameters, 36 of 36 layers``."""
+    """Name of what was checked, and what it is: ``Qwen3ForCausalLM, 4.02 B parameters, without weights``."""
     subject = data["subject"]
-    facts = [str(subject[key]) for key in ("model_type",) if subject.get(key)]
-    if subject.get("params") is not None:
-        facts.append(f"{parameters(subject['params'])} parameters")
-    built, total = subject.get("layers"), subject.get("layers_total")
-    if isinstance(built, int):
-        facts.append(f"{built} of {total} layers" if isinstance(total, int) else plural(built, "layer"))
-    return str(subject.get("name") or subject.get("model") or "model"), ", ".join(facts)
+    facts = [str(subject["model_class"])] if subject.get("model_class") else []
+    if subject.get("parameters") is not None:
+        facts.append(f"{parameters(subject['parameters'])} parameters")
+    if subject.get("weights"):
+        facts.append("real weights" if subject["weights"] == "real" else "no weights")
+    if subject.get("layers") not in (None, "all"):
+        facts.append(f"layers {subject['layers']}")
+    return str(subject.get("name") or "model"), ", ".join(facts)
 
 
-#: Keys of the subject that say under which conditions the check ran, with their words, in order.
-_CONDITIONS = {
-    "attn": "attention {}",
-    "dtype": "{}",
-    "dynamic": "dynamic {}",
-    "compile_scope": "scope {}",
-    "compile_backend": "backend {}",
-    "ac": "activation checkpointing {}",
-    "world_size": "world size {}",
-    "batch_size": "batch {}",
-    "lengths": "lengths {}",
-}
+#: Keys of the subject that say under which conditions the check ran, with their words and the value that goes without saying.
+_CONDITIONS: tuple[tuple[str, str, Any], ...] = (
+    ("attn", "attention {}", None),
+    ("dtype", "{}", None),
+    ("compile_scope", "scope {}", None),
+    ("method", "method {}", "full"),
+    ("ac", "activation checkpointing {}", "none"),
+    ("world_size", "world size {}", 1),
+    ("packed", "packed", False),
+    ("batch_size", "batch {}", None),
+    ("lengths", "lengths {}", None),
+)
+
+#: What a Subject of the user's own decides by itself, whatever the options say.
+_CONFIG_ONLY = ("attn", "dtype", "method", "batch_size")
 
 
 def conditions(data: Mapping[str, Any]) -> list[str]:
-    """How it was checked: one line on the training step, one on depth and versions."""
+    """How it was checked: one line on the training step and its compile options, one on depth and versions."""
     subject, environment = data["subject"], data["environment"]
+    own = subject.get("type") not in ("config", "hub")
     words = []
-    for key, form in _CONDITIONS.items():
+    for key, form, silent in _CONDITIONS:
         value = subject.get(key)
-        if value is None or (key == "ac" and value == "none") or (key == "world_size" and value == 1):
+        if value is None or value == silent or (own and key in _CONFIG_ONLY):
             continue
         if isinstance(value, list | tuple):
-            value = " ".join(map(str, value))
-        words.append(form.format(str(value).lower() if isinstance(value, bool) else value))
+            value = " ".join(map(str, dict.fromkeys(value)))
+        words.append(form.format(value))
+    kwargs = subject.get("compile_kwargs") or {}
+    compile_words = [f"{key}={value!r}" for key, value in kwargs.items()]
     versions = [f"{key} {environment[key]}" for key in ("torch", "transformers", "triton", "python") if environment.get(key)]
-    return [line for line in (", ".join(words), ", ".join([depth_words(data), *versions])) if line]
+    lines = [", ".join(words), f"compiled with {', '.join(compile_words)}" if compile_words else "", ", ".join([depth_words(data), *versions])]
+    return [line for line in lines if line]
+
+
+def passes_not_run(data: Mapping[str, Any]) -> list[str]:
+    """``no collect pass: every block was captured whole ...``."""
+    passes = data["timing"].get("passes") or []
+    return [f"no {p.get('mode')} pass: {p['skipped']}" for p in passes if isinstance(p, Mapping) and p.get("skipped")]
 
 
 def cell(value: Any) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TextIO
+from collections.abc import Mapping, Sequence
+from typing import Any, TextIO
+
+from rich.text import Text
 
 from cftdiag.check.catalogue import Entry
-from cftdiag.report.console import console_for, print_line, table_lines
+from cftdiag.report.console import console_for, print_line, print_prose, table_lines
 from cftdiag.report.summary import parameters, plural, yes_no
 
 
@@ -17,3 +19,37 @@ def show_models(entries: Sequence[Entry], *, file: TextIO | None = None, width: 
     for line in table_lines(rows, header=("name", "parameters", "layers", "architecture", "hub id", "verified"), right=(1, 2), indent=0):
         print_line(console, line)
     print_line(console, f"{plural(len(entries), 'entry').replace('entrys', 'entries')}; verified: the count agrees with the published total")
+
+
+def show_doctor(state: Mapping[str, Any], *, file: TextIO | None = None, width: int | None = None) -> None:
+    """Print what :func:`cftdiag.doctor.examine` found."""
+    console = console_for(file, width)
+    platform, torch = state["platform"], state["torch"]
+    facts = [[name, str(version or "not installed")] for name, version in state["versions"].items()]
+    facts.append(["machine", f"{platform['system']}, {plural(platform['cpus'], 'CPU')}, {platform['memory_gb'] or '?'} GB"])
+    if torch:
+        facts.append(["torch build", f"CUDA {torch['cuda_build']}" if torch["cuda_build"] else "CPU"])
+        facts.append(["CUDA devices", ", ".join(torch["cuda_devices"]) or "none"])
+    facts += [[name, str(version or "not found")] for name, version in state["compilers"].items()]
+    for line in table_lines(facts, indent=0):
+        print_line(console, line)
+    if state["self_test"]:
+        print_line(console)
+        print_line(console, Text("Self-test", style="bold"))
+        rows = [
+            [Text("ok", style="green") if test["ok"] else Text("FAILED", style="bold red"), test["name"], str(test["detail"] or "")]
+            for test in state["self_test"]
+        ]
+        for line in table_lines(rows):
+            print_line(console, line)
+    for title, notes in (("Degraded", state["degraded"]), ("Problems", state["problems"])):
+        if notes:
+            print_line(console)
+            print_line(console, Text(title, style="bold"))
+        for note in notes:
+            print_prose(console, note, indent=2, label="- ")
+    print_line(console)
+    if state["works"]:
+        print_line(console, Text("the check works here", style="bold green"))
+    else:
+        print_line(console, Text("the check cannot work here", style="bold red"))

@@ -29,6 +29,8 @@ def show(data: Mapping[str, Any], *, quiet: bool = False, file: TextIO | None = 
         _findings(console, data)
         _undetermined(console, data)
         print_line(console)
+        for note in summary.passes_not_run(data):
+            print_prose(console, note, style="dim")
     print_line(console, Text(summary.verdict_line(data), style=_VERDICT_STYLES.get(data["verdict"], "bold")))
 
 

@@ -17,7 +17,18 @@ from cftdiag.check.subject import Subject
 if TYPE_CHECKING:
     from cftdiag.check.driver import ProgressEvent, check, run_check
 
-__all__ = ["BlockResult", "CheckError", "CheckOptions", "CheckReport", "EnvironmentUnfit", "InputError", "ProgressEvent", "Subject", "check", "run_check"]
+__all__ = [
+    "BlockResult",
+    "CheckError",
+    "CheckOptions",
+    "CheckReport",
+    "EnvironmentUnfit",
+    "InputError",
+    "ProgressEvent",
+    "Subject",
+    "check",
+    "run_check",
+]
 
 _LAZY = ("ProgressEvent", "check", "run_check")
 

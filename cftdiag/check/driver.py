@@ -57,8 +57,13 @@ class PassResult:
     @property
     def whole(self) -> bool:
         """True when the pass ran to its end and every block it called was captured whole."""
-        captured = (self.result or {}).get("fullgraph", {})
+        captured = self.of_result("fullgraph")
         return self.outcome == "ok" and self.raised is None and bool(captured) and all(captured.values())
+
+    def of_result(self, key: str) -> dict[str, Any]:
+        """A mapping of the pass's closing message; empty where it sent none."""
+        found: dict[str, Any] = (self.result or {}).get(key, {})
+        return found
 
     def has(self, kind: str) -> bool:
         return any(e.kind == kind for e in self.events)
@@ -199,11 +204,11 @@ class Driver:
             if first.whole and not _unbacked(first):
                 return "every block was captured whole and no size or number was read from a tensor, so without fullgraph the same graphs come out"
             return None
-        graphs = (first.result or {}).get("graphs", {})
-        called = (first.result or {}).get("calls", {})
-        if first.outcome == "ok" and first.raised is None and not first.has("graph_break") and called and all(graphs.get(fqn) for fqn in called):
-            if not any(e.kind == "compile" and e.detail.get("status") != "ok" for e in first.events):
-                return "no graph broke and every block ran in a graph, so fullgraph=True captures the same"
+        graphs, called = first.of_result("graphs"), first.of_result("calls")
+        ended = first.outcome == "ok" and first.raised is None and not first.has("graph_break")
+        compiled = all(e.detail.get("status") == "ok" for e in first.events if e.kind == "compile")
+        if ended and compiled and called and all(graphs.get(fqn) for fqn in called):
+            return "no graph broke and every block ran in a graph, so fullgraph=True captures the same"
         return None
 
     def choose(self, first: PassResult, second: PassResult | None) -> tuple[PassResult, PassResult | None, PassResult | None]:
@@ -309,9 +314,7 @@ class Driver:
             "method": o.method,
         }
 
-    def block_results(
-        self, main: PassResult, whole: PassResult | None, findings: Sequence[Finding], context: Context
-    ) -> list[BlockResult]:
+    def block_results(self, main: PassResult, whole: PassResult | None, findings: Sequence[Finding], context: Context) -> list[BlockResult]:
         graphs = (main.result or {}).get("graphs", {})
         recompiles: dict[str, int] = {}
         for event in main.events:

@@ -103,9 +103,10 @@ class CheckOptions:
             _positive("length", length)
         if not self.timeout > 0:
             raise InputError(f"timeout {self.timeout} must be a positive number of seconds")
-        if self.layers not in (None, "all", "auto"):
-            if not self.layers.isdigit() or int(self.layers) < 1:
-                raise InputError(f"layers {self.layers!r} is not 'all', 'auto' or a positive number")
+        if self.layers is not None:
+            object.__setattr__(self, "layers", str(self.layers))
+        if self.layers not in (None, "all", "auto") and (not self.layers.isdigit() or int(self.layers) < 1):
+            raise InputError(f"layers {self.layers!r} is not 'all', 'auto' or a positive number")
         if self.packed and (self.batch_size or 1) > 1:
             raise InputError(f"--packed puts all documents in one row, but the batch size is {self.batch_size}; drop one of the two")
 

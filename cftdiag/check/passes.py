@@ -1,7 +1,8 @@
 """One pass, run in a child: build the subject, compile its blocks, run its steps, and tell what torch did.
 
-Modes: ``auto`` is the first of the next two that the subject asks for. ``fullgraph`` compiles with ``fullgraph=True`` and keeps one failing block from hiding the next; ``collect`` compiles as the subject
-asks, without fullgraph, and so meets every graph break; ``eager`` compiles nothing and tells whether a failure is the model's own.
+Modes: ``fullgraph`` compiles with ``fullgraph=True`` and keeps one failing block from hiding the next; ``collect`` compiles as the subject asks
+but without fullgraph, and so meets every graph break; ``auto`` is the one of these two that the subject asks for; ``eager`` compiles nothing and
+tells whether a failure is the model's own.
 """
 
 from __future__ import annotations
@@ -26,10 +27,8 @@ from cftdiag.check import fastforward
 from cftdiag.check.errors import EnvironmentUnfit, InputError, one_line
 from cftdiag.check.options import DYNAMIC, CheckOptions
 from cftdiag.check.process import Send
-from cftdiag.check.program import block_groups, find_blocks, wrap_blocks
-from cftdiag.check.program import DepthNotReached, build_model, load_config, make_batches
+from cftdiag.check.program import DepthNotReached, block_groups, build_model, find_blocks, load_config, make_batches, wrap_blocks
 from cftdiag.check.subject import Subject, as_subject
-from cftdiag.events import Event
 
 #: A subject of fewer real parameters than this is run for real unless told otherwise.
 SMALL_MODEL = 10_000_000
@@ -94,9 +93,7 @@ class _Pass:
             layers: Any = None if o.layers == "all" else o.layers if o.layers == "auto" else int(o.layers or 0)
             model = build_model(config, attn=o.attn, dtype=o.dtype, layers=layers, weights=real)
             lengths = [_round_up(n, o.pad_to_multiple_of) for n in o.lengths]
-            batches = make_batches(
-                model.config, lengths=lengths, batch_size=o.batch_size, packed=o.packed, flash_varlen=o.flash_varlen, model=model
-            )
+            batches = make_batches(model.config, lengths=lengths, batch_size=o.batch_size, packed=o.packed, flash_varlen=o.flash_varlen, model=model)
         except ValueError as error:
             raise InputError(str(error)) from error
         self.weightless = not real
@@ -137,7 +134,8 @@ class _Pass:
         if self.weightless:
             if name not in (None, "eager", "aot_eager"):
                 raise InputError(
-                    f"backend {name!r} would run compiled code on weights that are not there; use eager or aot_eager, or --fast-forward never on a small model"
+                    f"backend {name!r} would run compiled code on weights that are not there; use eager or aot_eager, "
+                    "or --fast-forward never on a small model"
                 )
             depth = "trace" if name == "eager" else self.options.depth
             return fastforward.backend_for(depth), depth
@@ -230,7 +228,7 @@ class _Pass:
                     self.one_step(i, batch, recorder, skip, losses)
             except (InputError, EnvironmentUnfit, DepthNotReached, OSError):
                 raise
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001
                 # whatever training would have met here is a result; the driver finds out whose fault it is
                 self.send(self.raised(error))
             self.result(recorder, losses)
@@ -292,7 +290,7 @@ class _Pass:
         if self.subject.check is not None and self.mode != "fullgraph":
             try:
                 checked = self.subject.check(self.subject.model, losses)
-            except Exception as error:  # the user's own check is reported, never a source of causes
+            except Exception as error:  # noqa: BLE001 - the user's own check is reported, never a source of causes
                 checked = {"raised": one_line(error)}
         self.send(
             {

@@ -1,0 +1,133 @@
+"""The viability table: every model of the catalogue under several attentions.
+
+    python -m cftdiag.check.viability [--out FILE] [--state FILE] [--timeout S] [--jobs N] [--attn sdpa,eager,flash_attention_2] [FILTER]
+
+Each result is appended to the state file as soon as it is known, so an interrupted run goes on where it stopped; results of other versions of
+torch or transformers are not taken over. Checks run at ``--layers auto`` (the fewest layers that hold every kind of block) unless told otherwise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from cftdiag.check import catalogue
+from cftdiag.check.driver import Driver
+from cftdiag.check.errors import CheckError
+from cftdiag.check.options import CheckOptions
+from cftdiag.check.process import ForkServer
+from cftdiag.check.subject import resolve
+
+ATTENTIONS = ("sdpa", "eager", "flash_attention_2")
+
+
+def versions() -> dict[str, str]:
+    """Versions that a row depends on."""
+    return {name: metadata.version(name) for name in ("torch", "transformers", "cftdiag")}
+
+
+def check_one(model: str, attn: str, *, layers: str, timeout: float, local: threading.local) -> dict[str, Any]:
+    """One row: a verdict, or the one-line reason why there is none."""
+    started = time.monotonic()
+    row: dict[str, Any] = {"model": model, "attn": attn, "layers": layers, **versions()}
+    if getattr(local, "server", None) is None:
+        local.server = ForkServer()
+    try:
+        options = CheckOptions(model=model, attn=attn, layers=layers, timeout=timeout, verify=False)
+        report = Driver(resolve(model), options, local.server, None).run().to_dict()
+        kinds: dict[str, int] = {}
+        for block in report["blocks"]:
+            kinds[block["kind"]] = kinds.get(block["kind"], 0) + 1
+        row |= {
+            "model_type": report["subject"]["model_type"],
+            "kinds": kinds,
+            "verdict": report["verdict"],
+            "compiles": len(report["compiles"]),
+            "causes": sorted({f"{f['kind']}:{f['cause']}" for f in report["findings"] if f["severity"] != "info"}),
+            "reason": report["undetermined"][0] if report["verdict"] == "error" and report["undetermined"] else "",
+        }
+    except CheckError as error:
+        row |= {"verdict": "refused" if error.exit_code == 2 else "error", "kinds": {}, "compiles": None, "causes": [], "reason": str(error)}
+    row["seconds"] = round(time.monotonic() - started, 1)
+    return row
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """The Markdown page."""
+    order = {entry.name: i for i, entry in enumerate(catalogue.entries())}
+    rows = sorted(rows, key=lambda r: (order.get(r["model"], len(order)), r["attn"]))
+    current = versions()
+    lines = [
+        "# Viability of the catalogue",
+        "",
+        f"Written by `make catalogue` (torch {current['torch']}, transformers {current['transformers']}, cftdiag {current['cftdiag']}):"
+        " training step, bfloat16, batch 1, lengths 512, 640, 777, 1024, `fullgraph=True, dynamic=True` per block, depth joint,"
+        " on a CPU without weights.",
+        "Layers: the fewest that hold every kind of block. Compiles: graphs of the forward over the four lengths. Seconds: one check,"
+        " all its passes, on a shared machine of two cores.",
+        "",
+        "| model | type | kinds of block | attention | verdict | compiles | causes or reason | seconds |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for r in rows:
+        kinds = ", ".join(f"{n} x {k}" for k, n in r["kinds"].items()) or "-"
+        why = ", ".join(r["causes"]) or r["reason"].replace("|", "/") or "-"
+        compiles = "-" if r["compiles"] is None else r["compiles"]
+        cells = (r["model"], r.get("model_type") or "-", kinds, r["attn"], r["verdict"], compiles, why, r["seconds"])
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    counts: dict[tuple[str, str], int] = {}
+    for r in rows:
+        counts[r["attn"], r["verdict"]] = counts.get((r["attn"], r["verdict"]), 0) + 1
+    lines += ["", "| attention | verdict | models |", "|---|---|---|"]
+    lines += [f"| {attn} | {verdict} | {n} |" for (attn, verdict), n in sorted(counts.items())]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("filter", nargs="?", default="")
+    parser.add_argument("--out", type=Path, default=Path("docs/viability.md"))
+    parser.add_argument("--state", type=Path, default=Path(".cache/viability.jsonl"))
+    parser.add_argument("--timeout", type=float, default=180.0)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--layers", default="auto")
+    parser.add_argument("--attn", default=",".join(ATTENTIONS))
+    options = parser.parse_args()
+    options.state.parent.mkdir(parents=True, exist_ok=True)
+    current = versions()
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    if options.state.exists():
+        for line in options.state.read_text().splitlines():
+            row = json.loads(line)
+            if all(row.get(k) == v for k, v in current.items()) and row["layers"] == options.layers:
+                rows[row["model"], row["attn"]] = row
+    names = [e.name for e in catalogue.entries() if options.filter.lower() in e.name.lower()]
+    todo = [(n, a) for n in names for a in options.attn.split(",") if (n, a) not in rows]
+    print(f"{len(todo)} checks to do, {len(rows)} known", file=sys.stderr)
+    local, lock = threading.local(), threading.Lock()
+
+    def one(job: tuple[str, str]) -> None:
+        row = check_one(*job, layers=options.layers, timeout=options.timeout, local=local)
+        with lock, open(options.state, "a") as file:
+            file.write(json.dumps(row) + "\n")
+            rows[job] = row
+            line = f"{row['model']:28} {row['attn']:18} {row['verdict']:24} {row['seconds']:6.1f} s  {row['reason'][:100]}"
+            print(line, file=sys.stderr, flush=True)
+
+    with ThreadPoolExecutor(options.jobs) as pool:
+        list(pool.map(one, todo))
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(table(list(rows.values())))
+    print(f"wrote {options.out}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+"""Passes in child processes: what a child said is kept whatever becomes of it, and nothing of it is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+
+from cftdiag.check.process import LiveFork, Pass
+
+
+def messages(run, timeout=20.0):
+    running = Pass(LiveFork(run), {}, timeout)
+    return running, [m for m in running if m["type"] != "done"]
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    with open(f"/proc/{pid}/stat") as file:
+        return file.read().rpartition(")")[2].split()[0] != "Z"
+
+
+def gone(pid: int) -> bool:
+    deadline = time.monotonic() + 5
+    while alive(pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not alive(pid)
+
+
+def test_a_pass_that_ends_is_ok():
+    running, told = messages(lambda task, send: send({"type": "a", "n": 1}))
+    assert running.outcome == "ok" and told == [{"type": "a", "n": 1}]
+
+
+def test_a_timeout_keeps_what_was_said_and_stops_the_child():
+    def run(task, send):
+        send({"type": "pid", "pid": os.getpid()})
+        time.sleep(60)
+
+    running, told = messages(run, timeout=1.0)
+    assert running.outcome == "timeout" and "1 s" in running.detail
+    assert gone(told[0]["pid"])
+
+
+@pytest.mark.parametrize(
+    "how, said",
+    [
+        (lambda: os.kill(os.getpid(), signal.SIGSEGV), "SIGSEGV"),
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), "out of memory"),
+        (lambda: (_ for _ in ()).throw(RuntimeError("the model broke")), "the model broke"),
+    ],
+)
+def test_a_crash_keeps_what_was_said_and_names_its_reason(how, said):
+    def run(task, send):
+        send({"type": "a"})
+        how()
+
+    running, told = messages(run)
+    assert running.outcome == "crash" and told == [{"type": "a"}]
+    assert said in running.detail
+
+
+def test_processes_started_by_a_pass_do_not_outlive_it():
+    def run(task, send):
+        worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+        send({"type": "worker", "pid": worker.pid})
+
+    running, told = messages(run)
+    assert running.outcome == "ok" and gone(told[0]["pid"])
+
+
+def test_output_of_a_pass_does_not_reach_the_caller(capfd):
+    running, _ = messages(lambda task, send: print("chatter of the user's model"))
+    assert running.outcome == "ok"
+    assert "chatter" not in "".join(capfd.readouterr())
+
+
+def test_leaving_early_stops_the_child():
+    def run(task, send):
+        send({"type": "pid", "pid": os.getpid()})
+        time.sleep(60)
+
+    stream = iter(Pass(LiveFork(run), {}, 60.0))
+    pid = next(stream)["pid"]
+    stream.close()
+    assert gone(pid)
+
+
+SERVER = """
+import sys
+from cftdiag.check.driver import Driver
+from cftdiag.check.options import CheckOptions
+from cftdiag.check.process import ForkServer, Pass
+server = ForkServer()
+print("server", server._process.pid, flush=True)
+options = CheckOptions(model="x").to_dict()
+recipe = {"type": "file", "name": "slow", "path": sys.argv[1], "attr": "build"}
+for message in Pass(server, {"mode": "auto", "recipe": recipe, "options": options}, 120):
+    print(message, flush=True)
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_no_child_is_left_behind_when_the_caller_dies(tmp_path, how):
+    slow = tmp_path / "slow.py"
+    marker = tmp_path / "pid"
+    slow.write_text(
+        textwrap.dedent(f"""
+        import os, time
+        def build():
+            open({str(marker)!r}, "w").write(str(os.getpid()))
+            time.sleep(120)
+        """)
+    )
+    caller = subprocess.Popen([sys.executable, "-c", SERVER, str(slow)], stdout=subprocess.PIPE, text=True)
+    assert caller.stdout is not None
+    server = int(caller.stdout.readline().split()[1])
+    deadline = time.monotonic() + 60
+    while not (marker.exists() and marker.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    child = int(marker.read_text())
+    assert alive(server) and alive(child)
+    caller.send_signal(how)
+    caller.wait(timeout=20)
+    assert gone(server) and gone(child)

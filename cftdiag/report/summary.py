@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 SEVERITIES = ("error", "warning", "info")
@@ -114,12 +115,21 @@ def severity_counts(findings: Iterable[Mapping[str, Any]]) -> dict[str, int]:
     return counts
 
 
+def short_path(file: str) -> str:
+    """Path from the installed package or the working directory on; any other path as it is."""
+    for marker in ("/site-packages/", "/dist-packages/"):
+        if marker in file:
+            return file.rpartition(marker)[2]
+    path = Path(file)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file
+
+
 def where(finding: Mapping[str, Any]) -> str | None:
     """``file:line in function: code`` of a finding, None when nothing is known."""
     place = finding.get("where") or {}
     if not place.get("file"):
         return place.get("code")
-    text = str(place["file"])
+    text = short_path(str(place["file"]))
     if place.get("line") is not None:
         text += f":{place['line']}"
     if place.get("function"):
@@ -251,6 +261,18 @@ def passes_not_run(data: Mapping[str, Any]) -> list[str]:
     """``no collect pass: every block was captured whole ...``."""
     passes = data["timing"].get("passes") or []
     return [f"no {p.get('mode')} pass: {p['skipped']}" for p in passes if isinstance(p, Mapping) and p.get("skipped")]
+
+
+#: Columns of the table of compiles: title -> key.
+COMPILE_COLUMNS = {"id": "compile_id", "block": "block", "step": "step", "length": "length", "seconds": "seconds", "cause": "cause"}
+
+
+def compile_row(compile_: Mapping[str, Any]) -> list[str]:
+    """One row of the table of compiles; the first compile of a region has no cause to name."""
+    row = [cell(compile_.get(key)) for key in COMPILE_COLUMNS.values()]
+    if compile_.get("cause") is None and str(compile_.get("compile_id")).endswith("/0"):
+        row[-1] = "first"
+    return row
 
 
 def cell(value: Any) -> str:

@@ -65,9 +65,8 @@ def _compiles(console: Console, data: Mapping[str, Any]) -> None:
     if not compiles:
         return
     _title(console, "Compiles")
-    rows = [[summary.cell(compile_.get(key)) for key in ("compile_id", "block", "step", "length", "seconds", "cause")] for compile_ in compiles]
-    header = ("id", "block", "step", "length", "seconds", "cause")
-    for line in table_lines(rows[:MAX_COMPILES], header=header, right=(2, 3, 4)):
+    rows = [summary.compile_row(c) for c in compiles]
+    for line in table_lines(rows[:MAX_COMPILES], header=list(summary.COMPILE_COLUMNS), right=(2, 3, 4)):
         print_line(console, line)
     _more(console, len(rows) - MAX_COMPILES)
 

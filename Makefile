@@ -1,0 +1,51 @@
+# make check: fresh machine -> .venv -> the check of a real model.   make test: the whole suite.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+EXTRAS ?= dev,target,train
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# One thread: forked passes must not meet a thread pool, and two cores are enough.
+export OMP_NUM_THREADS ?= 1
+
+.DEFAULT_GOAL := help
+.PHONY: help venv check test lint format catalogue doctor clean
+
+help:  ## show this list
+	@grep -hE '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 20
+
+venv: $(STAMP)  ## make .venv; made anew when pyproject.toml or constraints.txt change
+
+# torch first and by itself: a range asked for by another package would take whatever build is newest.
+$(STAMP): pyproject.toml constraints.txt
+	rm -f $@
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q -c constraints.txt torch
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[$(EXTRAS)]'
+	touch $@
+
+check: $(STAMP)  ## check Qwen3-4B with SDPA: no GPU, no weights
+	$(BIN)/cftdiag check --model Qwen3-4B --attn sdpa
+
+test: $(STAMP)  ## run all tests
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(STAMP)  ## ruff, mypy, ASCII in code
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	! git grep -nIP '[^\x00-\x7F]' -- '*.py' '*.toml' '*.j2' Makefile
+
+format: $(STAMP)  ## format the code
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+catalogue: $(STAMP)  ## build every model of the catalogue on the meta device and compare its parameter count
+	$(BIN)/python -m pytest tests/integration/test_catalogue_params.py $(PYTEST_ARGS)
+
+doctor: $(STAMP)  ## what works on this machine
+	$(BIN)/cftdiag doctor
+
+clean:  ## remove the environment and caches
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,76 @@
+"""A check as one self-contained HTML page: no script, no request to anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from cftdiag import __version__
+from cftdiag.report import summary
+
+
+def render(data: Mapping[str, Any]) -> str:
+    """The whole page; every text of the check is escaped."""
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("cftdiag.report", "templates"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    name, facts = summary.headline(data)
+    compiles = data["compiles"]
+    longest = max((c.get("seconds") or 0 for c in compiles), default=0)
+    return environment.get_template("check.html.j2").render(
+        version=__version__,
+        name=name,
+        facts=facts,
+        notes=[*summary.conditions(data), *summary.passes_not_run(data)],
+        verdict=data["verdict"],
+        verdict_words=summary.verdict_words(data),
+        verdict_facts=summary.verdict_facts(data),
+        cost=summary.cost(data),
+        groups=summary.block_groups(data["blocks"]),
+        blocks=[_block(block) for block in data["blocks"]],
+        compiles=[
+            {
+                **dict(zip(summary.COMPILE_COLUMNS, summary.compile_row(c), strict=True)),
+                "share": round(100 * (c.get("seconds") or 0) / longest) if longest else 0,
+            }
+            for c in compiles
+        ],
+        findings=[_finding(finding) for finding in data["findings"]],
+        undetermined=[str(note) for note in data["undetermined"]],
+    )
+
+
+def _block(block: Mapping[str, Any]) -> dict[str, Any]:
+    """One cell of the map of blocks."""
+    if block.get("fullgraph") is False or block.get("graphs") == 0:
+        state = "bad"
+    elif block.get("graph_breaks") or block.get("recompiles"):
+        state = "warn"
+    else:
+        state = "good"
+    [group] = summary.block_groups([block])
+    fqn = str(block.get("fqn"))
+    return {"title": f"{fqn} ({group.cls}): {', '.join(group.facts())}", "label": fqn.rpartition(".")[2], "state": state}
+
+
+def _finding(finding: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "severity": str(finding.get("severity")),
+        "kind": str(finding.get("kind")),
+        "cause": str(finding.get("cause")),
+        "reach": summary.reach(finding),
+        "where": summary.where(finding),
+        "guard": finding.get("guard"),
+        "explanation": finding.get("explanation") or "",
+        "evidence": [str(line) for line in finding.get("evidence") or ()],
+        "remedies": [
+            {"summary": str(r.get("summary")), "mark": summary.remedy_mark(r), "verified": r.get("verified"), "unsafe": bool(r.get("unsafe"))}
+            for r in finding.get("remedies") or ()
+        ],
+    }

@@ -1,0 +1,87 @@
+"""A check as Markdown, for a pull request, an issue or a job's summary."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from cftdiag.report import summary
+
+#: Rows of the table of compiles; the JSON holds all.
+MAX_COMPILES = 16
+
+
+def render(data: Mapping[str, Any]) -> str:
+    """The whole page."""
+    name, facts = summary.headline(data)
+    notes = [*summary.conditions(data), *summary.passes_not_run(data)]
+    parts = [f"# cftdiag check: {_plain(name)}", f"**{_plain(summary.verdict_line(data))}**", _plain(facts), _list(notes)]
+    parts += [*_blocks(data), *_compiles(data), *_findings(data), *_undetermined(data)]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _blocks(data: Mapping[str, Any]) -> list[str]:
+    rows = [
+        [str(g.count), _code(g.cls), _code(g.names), summary.cell(g.graphs), summary.yes_no(g.fullgraph), str(g.graph_breaks), str(g.recompiles)]
+        for g in summary.block_groups(data["blocks"])
+    ]
+    header = ("count", "class", "blocks", "graphs", "fullgraph", "graph breaks", "recompiles")
+    return ["## Blocks", _table(header, rows)] if rows else []
+
+
+def _compiles(data: Mapping[str, Any]) -> list[str]:
+    compiles = data["compiles"]
+    if not compiles:
+        return []
+    rows = [[_plain(text) for text in summary.compile_row(c)] for c in compiles[:MAX_COMPILES]]
+    parts = ["## Compiles", _table(list(summary.COMPILE_COLUMNS), rows)]
+    if len(compiles) > MAX_COMPILES:
+        parts.append(f"... {len(compiles) - MAX_COMPILES} more")
+    return parts
+
+
+def _findings(data: Mapping[str, Any]) -> list[str]:
+    parts = ["## Findings"] if data["findings"] else []
+    for finding in data["findings"]:
+        parts.append(f"### {finding.get('severity')}: {finding.get('kind')} {_code(finding.get('cause'))}")
+        facts = [_plain(summary.reach(finding))]
+        place = summary.where(finding)
+        if place:
+            facts.append(f"where: {_code(place)}")
+        if finding.get("guard"):
+            facts.append(f"guard: {_code(finding['guard'])}")
+        parts += [_plain(str(finding.get("explanation") or "")), _list(facts, escape=False)]
+        remedies = finding.get("remedies") or []
+        if remedies:
+            parts.append("What to do:")
+            parts.append("\n".join(f"{i}. {_plain(str(r.get('summary')))} ({_plain(summary.remedy_mark(r))})" for i, r in enumerate(remedies, 1)))
+    return parts
+
+
+def _undetermined(data: Mapping[str, Any]) -> list[str]:
+    return ["## Undetermined", _list(map(str, data["undetermined"]))] if data["undetermined"] else []
+
+
+def _list(lines: Iterable[str], *, escape: bool = True) -> str:
+    return "\n".join(f"- {_plain(line) if escape else line}" for line in lines if line)
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _code(text: Any) -> str:
+    """A code span on one line; a pipe is escaped for tables, a backtick widens the fence."""
+    line = " ".join(str(text).split()).replace("|", "\\|")
+    fence = "``" if "`" in line else "`"
+    pad = " " if "`" in line else ""
+    return f"{fence}{pad}{line}{pad}{fence}"
+
+
+def _plain(text: str) -> str:
+    """One line without meaning for Markdown: names such as ``__init__`` and ``x | y`` stay as they are."""
+    line = " ".join(text.split())
+    for mark in ("\\", "*", "_", "`", "<", "|"):
+        line = line.replace(mark, f"\\{mark}")
+    return line

@@ -1,0 +1,44 @@
+"""One structured-trace record, and the names of the records that matter."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+#: Keys that torch adds beside the record's own name.
+_CONTEXT = frozenset(
+    "rank compiled_autograd_id frame_id frame_compile_id attempt severity timestamp pathname thread subgraph_name has_payload stack".split()
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Record:
+    """``name`` is the record's own (``artifact``, ``dynamo_start``), ``data`` what torch put under it, ``time`` Unix seconds."""
+
+    name: str
+    data: Any
+    payload: str | None
+    compile_id: str | None
+    attempt: int
+    rank: int | None
+    time: float
+
+    @classmethod
+    def of(cls, metadata: Mapping[str, Any], payload: str | None, time: float) -> Record:
+        """Read one metadata dict; its first key that is not context is the record's name."""
+        name = next((k for k in metadata if k not in _CONTEXT), "")
+        return cls(name, metadata.get(name), payload, compile_id(metadata), metadata.get("attempt") or 0, metadata.get("rank"), time)
+
+    @property
+    def artifact(self) -> str | None:
+        """The artifact's name for an ``artifact`` record."""
+        return self.data.get("name") if self.name == "artifact" and isinstance(self.data, Mapping) else None
+
+
+def compile_id(metadata: Mapping[str, Any]) -> str | None:
+    """``frame/compile`` as torch prints it, ``!n/frame/compile`` under compiled autograd."""
+    frame, number, autograd = (metadata.get(k) for k in ("frame_id", "frame_compile_id", "compiled_autograd_id"))
+    if frame is None:
+        return None if autograd is None else f"!{autograd}"
+    return f"{frame}/{number}" if autograd is None else f"!{autograd}/{frame}/{number}"

@@ -1,0 +1,178 @@
+"""The recorder: a context manager that turns what torch does into events, and leaves torch as it found it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import Any
+
+from cftdiag.capture.assemble import GRAPHS, WANTED, Assembler, Live
+from cftdiag.capture.blocks import Blocks
+from cftdiag.capture.record import Record
+from cftdiag.events import Event, Frame
+
+TRACE_LOGGER = "torch.__trace"
+
+#: Records for which the Python stack is looked at.
+_LOOK = frozenset({"dynamo_start", "compilation_metrics"})
+_LOOK_ARTIFACTS = frozenset({"recompile_reasons", "dynamo_error", "dynamo_graph_break_reason"})
+_ARTIFACTS = _LOOK_ARTIFACTS | {f"{cache}_cache_{outcome}" for cache in ("aotautograd", "fx_graph") for outcome in ("hit", "miss", "bypass")}
+
+
+class Recorder:
+    """``with Recorder(model) as rec:`` records every compile, break, recompile and limit hit of this process while it is open.
+
+    May be entered again, nested in itself or in others, and used in several at once; each sees everything of all threads. ``step`` and
+    ``microstep`` are the caller's to set. ``on_event`` is called with each event as it becomes known; what it raises ends in ``problems``, never
+    in the training. With ``keep_payloads`` graphs and generated code are kept in ``payloads`` by sha256.
+    """
+
+    def __init__(self, model: Any = None, *, rank: int = 0, on_event: Callable[[Event], None] | None = None, keep_payloads: bool = False) -> None:
+        self.events: list[Event] = []
+        self.graphs: dict[str, set[str]] = {}
+        """Block -> compile ids of the graphs that it ran (from ``counting``); ``?`` collects runs outside any known block."""
+        self.payloads: dict[str, str] = {}
+        self.problems: list[str] = []
+        """What went wrong inside the recorder itself, at most 20 texts; empty when all is well."""
+        self.blocks = Blocks()
+        self._on_event = on_event
+        self._assembler = Assembler(rank=rank, keep=self.payloads.__setitem__ if keep_payloads else None)
+        self._handler = _Tap(self, frozenset() if keep_payloads else GRAPHS - {"dynamo_output_graph"})
+        self._depth = 0
+        self._lock = threading.RLock()
+        self._running = threading.local()
+        self._backends: dict[Any, Callable[..., Any]] = {}
+        self._undo: list[Callable[[], None]] = []
+        if model is not None:
+            self.watch(model)
+
+    def watch(self, model: Any, blocks: Iterable[str] = ()) -> None:
+        """Register a model's modules for attribution (after wrapping); ``blocks`` names those to report as blocks, if not the compiled ones."""
+        self.blocks.watch(model, blocks)
+
+    @property
+    def step(self) -> int:
+        """Optimizer step stamped on events: 1-based, 0 while warming."""
+        return self._assembler.step
+
+    @step.setter
+    def step(self, value: int) -> None:
+        self._assembler.step = value
+
+    @property
+    def microstep(self) -> int:
+        """Micro-batch of the step stamped on events."""
+        return self._assembler.microstep
+
+    @microstep.setter
+    def microstep(self, value: int) -> None:
+        self._assembler.microstep = value
+
+    def __enter__(self) -> Recorder:
+        with self._lock:
+            self._depth += 1
+            if self._depth == 1:
+                logger = _trace_logger()
+                # First in the list: torch's own handler takes itself off the list during the first record, which makes logging skip the next one.
+                logger.handlers.insert(0, self._handler)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        with self._lock:
+            self._depth -= 1
+            if self._depth:
+                return
+            logging.getLogger(TRACE_LOGGER).removeHandler(self._handler)
+            for undo in reversed(self._undo):
+                undo()
+            self._undo.clear()
+            self._emit(self._assembler.close())
+
+    def error(self, error: BaseException, phase: str = "run") -> Event:
+        """Record an exception that reached the training loop (a CheckpointError in backward) as an ``error`` event."""
+        import time
+        import traceback
+
+        stack = tuple(Frame(file=f.filename, line=f.lineno, function=f.name, code=f.line) for f in traceback.extract_tb(error.__traceback__))
+        event = Event(
+            kind="error",
+            time=time.time(),
+            rank=self._assembler.rank,
+            step=self.step,
+            microstep=self.microstep,
+            stack=stack,
+            detail={"type": type(error).__name__, "message": str(error)[:4000], "phase": phase, "fullgraph": None},
+        )
+        with self._lock:
+            self._emit([event])
+        return event
+
+    def owner(self, compile_id: str) -> str | None:
+        """The block that compiled an entry, where known."""
+        return self._assembler.owners.get(compile_id, (None, None))[0]
+
+    # -- called by the tap and by compiled blocks ----------------------------------------------------------------------------------------------
+
+    def _feed(self, metadata: dict[str, Any], payload: str | None, time: float) -> None:
+        record = Record.of(metadata, payload, time)
+        live: Live | None = None
+        if record.name in _LOOK or record.artifact in _LOOK_ARTIFACTS:
+            from cftdiag.capture.live import LiveCompile
+
+            live = LiveCompile.find(self.blocks)
+        with self._lock:
+            self._emit(self._assembler.feed(record, live))
+
+    def _emit(self, events: list[Event]) -> None:
+        for event in events:
+            self.events.append(event)
+            if self._on_event is not None:
+                try:
+                    self._on_event(event)
+                except Exception as error:  # the callback runs inside the user's compile: nothing of it may reach the training
+                    self._problem("on_event", error)
+
+    def _problem(self, where: str, error: Exception) -> None:
+        if len(self.problems) < 20:
+            self.problems.append(f"{where}: {type(error).__name__}: {error}")
+
+    def _enter(self, fqn: str) -> str | None:
+        before = getattr(self._running, "block", None)
+        self._running.block = fqn
+        return before
+
+    def _leave(self, before: str | None) -> None:
+        self._running.block = before
+
+    def _ran(self, compile_id: str) -> None:
+        block = getattr(self._running, "block", None) or self.owner(compile_id) or "?"
+        self.graphs.setdefault(block, set()).add(compile_id)
+
+
+class _Tap(logging.Handler):
+    """Hands wanted records to a recorder; drops the rest by their first key, before anything is built."""
+
+    def __init__(self, recorder: Recorder, unwanted: frozenset[str]) -> None:
+        super().__init__(logging.NOTSET)
+        self._recorder = recorder
+        self._wanted = WANTED - unwanted
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            metadata: dict[str, Any] = record.metadata  # type: ignore[attr-defined]
+            name = next(iter(metadata), "")
+            if name not in self._wanted:
+                return
+            if name == "artifact" and metadata[name].get("name") not in _ARTIFACTS:
+                return
+            self._recorder._feed(metadata, record.payload, record.created)  # type: ignore[attr-defined]
+        except Exception as error:  # logging runs inside the user's compile: nothing of ours may reach it
+            self._recorder._problem("trace record", error)
+
+
+def _trace_logger() -> logging.Logger:
+    import torch._logging  # noqa: F401  (sets the logger up: level, isEnabledFor)
+
+    return logging.getLogger(TRACE_LOGGER)

@@ -149,7 +149,7 @@ def test_dynamo_does_not_see_the_declaring_methods():
 
     with SkipMode():
         torch.compile(fn, backend=fast_forward, fullgraph=True, dynamic=True)(torch.zeros(3), torch.tensor([2, 3]))
-        with pytest.raises(torch._dynamo.exc.Unsupported, match="numpy|Tensor.item|data"):
+        with pytest.raises(torch._dynamo.exc.Unsupported, match=r"numpy|data"):
             with dynamo.config.patch(trace_numpy=False):
                 torch.compile(lambda x: x.numpy(), backend=fast_forward, fullgraph=True)(torch.zeros(3))
         assert torch.Tensor.tolist.__module__ == "cftdiag.check.fastforward.reads"

@@ -1,0 +1,95 @@
+"""Configurations of causal language models, without weights."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+#: The attention implementations that can be checked.
+ATTENTION = ("sdpa", "eager", "flex_attention", "flash_attention_2", "flash_attention_3")
+
+
+def one_line(error: BaseException) -> str:
+    """An exception's text on one line, with its type where the text alone would not say what went wrong."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}" if isinstance(error, (KeyError, AttributeError, TypeError)) or not text else text
+
+
+def load_config(source: Mapping[str, Any] | PretrainedConfig | str | Path, *, trust_remote_code: bool = False) -> PretrainedConfig:
+    """Configuration from a dict with ``model_type``, a config object, a config.json or the directory that holds one.
+
+    A config object is copied, so that the caller's is never changed. Raises ``ValueError`` (one line) for a missing, malformed or unknown
+    configuration. Code that comes with a directory is run only with ``trust_remote_code``.
+    """
+    if isinstance(source, PretrainedConfig):
+        return copy.deepcopy(source)
+    if isinstance(source, Mapping):
+        return _from_dict(dict(source), "the configuration")
+    path = Path(source)
+    file = path / "config.json" if path.is_dir() else path
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"cannot read {file}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise ValueError(f"{file} is not valid JSON: {one_line(error)}") from error
+    if not isinstance(data, dict):
+        raise ValueError(f"{file} holds a JSON {type(data).__name__}, not an object")
+    if trust_remote_code and "auto_map" in data:
+        return AutoConfig.from_pretrained(str(file.parent), trust_remote_code=True)
+    return _from_dict(data, str(file))
+
+
+def _from_dict(data: dict[str, Any], name: str) -> PretrainedConfig:
+    model_type = data.pop("model_type", None)
+    if not isinstance(model_type, str):
+        raise ValueError(f"{name} has no model_type (a string such as 'qwen3')")
+    try:
+        return cast(PretrainedConfig, AutoConfig.for_model(model_type, **data))
+    except Exception as error:  # a config class may raise anything for a value it did not expect
+        if "Unrecognized model identifier" in str(error):
+            raise ValueError(f"{name}: model_type {model_type!r} is unknown to this version of transformers") from error
+        raise ValueError(f"{name} is not a valid {model_type} configuration: {one_line(error)}") from error
+
+
+def causal_lm_class(config: PretrainedConfig) -> Any:
+    """The causal language model class of a configuration; ``ValueError`` when it has none."""
+    try:
+        return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    except KeyError:
+        raise ValueError(f"{config.model_type} has no causal language model; give file.py:build to check its forward") from None
+
+
+def supported_attention(config: PretrainedConfig) -> tuple[str, ...]:
+    """The entries of `ATTENTION` that the architecture supports."""
+    cls = causal_lm_class(config)
+    flags = {
+        "sdpa": cls._supports_sdpa,
+        "eager": True,
+        "flex_attention": cls._supports_flex_attn,
+        "flash_attention_2": cls._supports_flash_attn,
+        "flash_attention_3": cls._supports_flash_attn,
+    }
+    return tuple(name for name in ATTENTION if flags[name])
+
+
+def meta_model(config: PretrainedConfig) -> torch.nn.Module:
+    """The model on the meta device: shapes and names, no memory."""
+    causal_lm_class(config)
+    try:
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(copy.deepcopy(config), attn_implementation="eager")
+    except Exception as error:  # a model class may raise anything for sizes that do not fit together
+        raise ValueError(f"no {config.model_type} model can be built from this configuration: {one_line(error)}") from error
+
+
+def count_parameters(source: Mapping[str, Any] | PretrainedConfig | str | Path) -> int:
+    """Number of parameters, tied ones once, counted on the meta device."""
+    return sum(p.numel() for p in meta_model(load_config(source)).parameters())

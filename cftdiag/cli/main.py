@@ -6,7 +6,7 @@ import importlib
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 
@@ -24,6 +24,15 @@ VERBS = {
 }
 
 
+class Interrupted(click.ClickException):
+    """Ctrl-C, caught before click makes two lines of it."""
+
+    exit_code = 3
+
+    def __init__(self) -> None:
+        super().__init__("interrupted, no conclusion")
+
+
 class LazyGroup(click.Group):
     """A group that imports a verb's module when the verb is used."""
 
@@ -34,6 +43,12 @@ class LazyGroup(click.Group):
         if cmd_name not in VERBS:
             return None
         return getattr(importlib.import_module(VERBS[cmd_name][0]), cmd_name)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as error:
+            raise Interrupted from error
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Verbs"):
@@ -65,13 +80,13 @@ def run(args: Sequence[str] | None = None) -> int:
         click.echo(error.ctx.get_help() if error.ctx else str(error))
         return 2
     except click.ClickException as error:
-        return _fail(state, _usage_message(error), 2)
+        return _fail(state, _usage_message(error), 3 if isinstance(error, Interrupted) else 2)
     except InputError as error:
         return _fail(state, str(error), 2)
     except EnvironmentUnfit as error:
         return _fail(state, str(error), 3)
     except (KeyboardInterrupt, click.Abort):
-        return _fail(state, "interrupted, no conclusion", 3)
+        return _fail(state, Interrupted().message, 3)
     except Exception as error:  # noqa: BLE001 - the last line of defence: a bug of ours is one line too, its traceback on request
         return _fail(state, f"internal error: {type(error).__name__}: {error}; run again with --debug for the traceback", 3)
     return code if isinstance(code, int) else 0

@@ -1,0 +1,160 @@
+"""Markdown, HTML, SARIF and JUnit: well-formed, complete, and safe for text that looks like markup."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from check_samples import no_conclusion, not_viable, recompiles, viable
+
+from cftdiag.cli.main import run
+from cftdiag.report import html, junit, markdown, sarif
+
+ALL = [viable, recompiles, not_viable, no_conclusion]
+HOSTILE = "<script>alert('&')</script> a|b `c` __d__ \x00\x1b"
+
+
+def _hostile() -> dict:
+    data = not_viable()
+    data["subject"]["name"] = HOSTILE
+    data["undetermined"] = [HOSTILE]
+    data["findings"][0].update(explanation=HOSTILE, guard=HOSTILE)
+    data["findings"][0]["where"]["code"] = HOSTILE
+    data["blocks"][0]["class"] = HOSTILE
+    return data
+
+
+class _Balanced(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: list[str] = []
+        self.loads: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append(tag)
+        self.loads += [name for name, _ in attrs if name in ("src", "href")]
+        if tag not in ("meta", "br", "link", "img"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+@pytest.mark.parametrize("make", [*ALL, _hostile], ids=lambda f: f.__name__)
+def test_html_is_balanced_and_needs_nothing_from_elsewhere(make) -> None:
+    data = make()
+    page = html.render(data)
+    parser = _Balanced()
+    parser.feed(page)
+    parser.close()
+    assert parser.open == []
+    assert "script" not in parser.seen
+    assert parser.loads == []
+    assert page.count("<article") == len(data["findings"])
+    assert page.count('title="') == len(data["blocks"])
+
+
+def test_html_says_what_the_terminal_says() -> None:
+    page = html.render(not_viable())
+    for text in (
+        "not viable at depth joint",
+        "data_dependent_branch",
+        "model.py:41",
+        "verified: recompiles 2 -&gt; 0",
+        "an even routing was assumed",
+    ):
+        assert text in page
+
+
+def test_markdown_of_a_check() -> None:
+    text = markdown.render(not_viable())
+    lines = text.splitlines()
+    assert lines[0] == "# cftdiag check: Qwen3-4B"
+    assert lines[2].startswith("**not viable at depth joint")
+    assert "| 2 | `Qwen3DecoderLayer` | `model.layers.0-1` | 4 | no | 1 | 2 |" in lines
+    assert "### error: graph_break `data_dependent_branch`" in lines
+    assert "- guard: `tensor 'x' size mismatch at index 1. expected 512, actual 640`" in lines
+    assert "1. compile with dynamic=True (verified: recompiles 2 -> 0)" in lines
+    assert "2. pad to one length (by hand, unsafe)" in lines
+
+
+def test_markdown_tables_keep_their_columns() -> None:
+    text = markdown.render(_hostile())
+    outside_code = re.sub(r"``.*?``(?!`)", "", text)
+    assert re.search(r"(?<!\\)<script", outside_code) is None
+    table = [line for line in text.splitlines() if line.startswith("|")]
+    for line in table:
+        assert line.replace("\\|", "").count("|") in (7, 8)
+
+
+@pytest.mark.parametrize("make", [*ALL, _hostile], ids=lambda f: f.__name__)
+def test_sarif_results_match_the_findings(make) -> None:
+    data = make()
+    document = json.loads(sarif.render(data))
+    assert document["version"] == "2.1.0"
+    [run_] = document["runs"]
+    rules = [rule["id"] for rule in run_["tool"]["driver"]["rules"]]
+    assert len(rules) == len(set(rules))
+    assert len(run_["results"]) == len(data["findings"])
+    for result, finding in zip(run_["results"], data["findings"], strict=True):
+        assert rules[result["ruleIndex"]] == result["ruleId"] == f"{finding['kind']}/{finding['cause']}"
+        assert result["level"] == finding["severity"]
+        [location] = result["locations"]
+        assert location["physicalLocation"]["region"]["startLine"] == finding["where"]["line"]
+    assert run_["invocations"] == [{"executionSuccessful": data["verdict"] != "error"}]
+
+
+def test_sarif_paths_are_relative_inside_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    data = not_viable()
+    data["findings"][0]["where"]["file"] = str(tmp_path / "src" / "model.py")
+    data["findings"][1]["where"].update(file=None, line=None)
+    results = json.loads(sarif.render(data))["runs"][0]["results"]
+    assert results[0]["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] == "src/model.py"
+    assert "locations" not in results[1]
+
+
+@pytest.mark.parametrize(
+    ("make", "failures", "errors"), [(viable, 0, 0), (recompiles, 0, 0), (not_viable, 37, 0), (no_conclusion, 0, 1), (_hostile, 37, 0)]
+)
+def test_junit_has_a_case_a_block_and_one_for_the_verdict(make, failures: int, errors: int) -> None:
+    data = make()
+    root = ElementTree.fromstring(junit.render(data).encode())
+    cases = root.findall("testsuite/testcase")
+    assert len(cases) == len(data["blocks"]) + 1
+    assert len(root.findall(".//failure")) == failures == int(root.attrib["failures"])
+    assert len(root.findall(".//error")) == errors == int(root.attrib["errors"])
+
+
+def test_a_warning_fails_no_case() -> None:
+    root = ElementTree.fromstring(junit.render(recompiles()).encode())
+    assert "seq_len" in (root.find(".//testcase/system-out").text or "")
+
+
+def test_the_verb_writes_every_form(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = tmp_path / "check.json"
+    source.write_text(json.dumps(not_viable()))
+    forms = {"--html": "out.html", "--markdown": "out.md", "--sarif": "out.sarif", "--junit": "out.xml", "--json": "out.json"}
+    args = ["report", str(source), "-q"]
+    for flag, name in forms.items():
+        args += [flag, str(tmp_path / name)]
+    assert run(args) == 0
+    assert capsys.readouterr().out.startswith("not viable")
+    for name in forms.values():
+        assert (tmp_path / name).stat().st_size > 500
+    assert run(["report", str(source), "--markdown", "-"]) == 0
+    assert capsys.readouterr().out == markdown.render(not_viable())
+
+
+def test_two_forms_on_stdout_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = tmp_path / "check.json"
+    source.write_text(json.dumps(viable()))
+    assert run(["report", str(source), "--markdown", "-", "--json", "-"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert len(captured.err.splitlines()) == 1

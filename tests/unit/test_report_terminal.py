@@ -1,0 +1,200 @@
+"""The terminal report: exact text at a fixed width, plain when piped, one line with -q."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from check_samples import no_conclusion, not_viable, recompiles, viable
+
+from cftdiag.cli.main import run
+from cftdiag.report import summary, terminal
+from cftdiag.report.live import progress
+
+
+def _shown(data: dict, **options: object) -> str:
+    out = io.StringIO()
+    terminal.show(data, file=out, **options)
+    return out.getvalue()
+
+
+VIABLE = """\
+Qwen3-4B  Qwen3ForCausalLM, 4.02 B parameters, no weights
+  attention sdpa, bfloat16, scope block, batch 1, lengths 512 640 777 1024
+  compiled with fullgraph=True, dynamic=True
+  depth joint (without Inductor's guards), torch 2.13.0, transformers 5.24.0, triton 3.9.0, python 3.11.7
+
+Blocks
+  36 x Qwen3DecoderLayer  model.layers.0-35  1 graph  fullgraph yes
+
+Compiles
+  id   block           step  length  seconds  cause
+  0/0  model.layers.0     1     512      3.2  first
+
+no collect pass: every block was captured whole
+viable at depth joint (without Inductor's guards): 36 of 36 blocks fullgraph, 1 compile [15.2 s, peak 0.66 GB]
+"""
+
+
+def test_viable() -> None:
+    assert _shown(viable(), width=120) == VIABLE
+
+
+FINDINGS = """\
+Findings
+  error  graph_break  data_dependent_branch  in model.layers.*, 36 times
+    where  /home/me/train/model.py:41 in forward: if mask.all():
+    why    A Python branch on a value of a tensor ends the graph: Dynamo cannot know which way
+           it goes.
+    fix    decide it on the host and pass a bool [by hand]
+    more   1 other remedy: cftdiag explain data_dependent_branch
+
+  warning  recompile  seq_len  in 2 blocks: model.layers.0-1, 2 times, at lengths 640,777, at steps 2-3
+    where  /home/me/train/model.py:30 in forward: h = self.attn(x)
+    why    The graph was compiled for one length.
+    guard  tensor 'x' size mismatch at index 1. expected 512, actual 640
+    fix    compile with dynamic=True [verified: recompiles 2 -> 0]
+    more   1 other remedy: cftdiag explain seq_len
+
+Undetermined
+  - which experts get tokens depends on activations; an even routing was assumed
+"""
+
+
+def test_findings_say_where_why_and_fix() -> None:
+    text = _shown(not_viable(), width=95)
+    assert FINDINGS in text
+    assert "  2 x Qwen3DecoderLayer   model.layers.0-1   4 graphs  fullgraph no  1 graph break  2 recompiles\n" in text
+    assert "  34 x Qwen3DecoderLayer  model.layers.2-35  2 graphs  fullgraph no  1 graph break\n" in text
+    assert "... 4 more" in text
+
+
+@pytest.mark.parametrize(
+    ("data", "line"),
+    [
+        (viable(), "viable at depth joint (without Inductor's guards): 36 of 36 blocks fullgraph, 1 compile [15.2 s, peak 0.66 GB]"),
+        (
+            recompiles(),
+            "viable with recompiles at depth joint (without Inductor's guards): 2 of 2 blocks fullgraph, 1 compile, 1 warning [15.2 s, peak 0.66 GB]",
+        ),
+        (
+            not_viable(),
+            "not viable at depth joint (without Inductor's guards): 0 of 36 blocks fullgraph, 20 compiles, 1 error, 1 warning [15.2 s, peak 0.66 GB]",
+        ),
+        (no_conclusion(), "no conclusion at depth joint (without Inductor's guards): 0 compiles [15.2 s, peak 0.66 GB]"),
+        (
+            {**viable(), "depth": "codegen", "target": "h200"},
+            "viable at depth codegen for h200, predicted: 36 of 36 blocks fullgraph, 1 compile [15.2 s, peak 0.66 GB]",
+        ),
+    ],
+)
+def test_quiet_is_the_verdict_line_alone(data: dict, line: str) -> None:
+    assert _shown(data, quiet=True) == line + "\n"
+
+
+def test_no_conclusion_says_why() -> None:
+    assert "the fullgraph pass did not end: stopped after 600 s" in _shown(no_conclusion())
+
+
+def test_piped_output_has_no_escapes_and_cuts_no_line() -> None:
+    data = not_viable()
+    data["findings"][0]["where"]["code"] = "x" * 500
+    text = _shown(data)
+    assert "\x1b" not in text
+    assert "x" * 500 in text
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_gets_colours_unless_no_color(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    coloured, plain = _Terminal(), _Terminal()
+    terminal.show(not_viable(), file=coloured, width=120)
+    assert "\x1b[" in coloured.getvalue()
+    monkeypatch.setenv("NO_COLOR", "1")
+    terminal.show(not_viable(), file=plain, width=120)
+    assert "\x1b[3" not in plain.getvalue()
+
+
+def test_markup_in_names_is_text() -> None:
+    data = viable()
+    data["subject"]["name"] = "[bold]model[/bold] :smile:"
+    data["undetermined"] = ["index [0] of [/] is unknown"]
+    text = _shown(data)
+    assert "[bold]model[/bold] :smile:" in text
+    assert "index [0] of [/] is unknown" in text
+
+
+def test_a_model_of_ones_own_shows_no_options_that_did_not_apply() -> None:
+    data = viable()
+    data["subject"].update(type="file", name="model.py:build", weights="real", attn=None, compile_kwargs={})
+    text = _shown(data)
+    assert "bfloat16" not in text
+    assert "attention" not in text
+    assert "real weights" in text
+
+
+def test_progress_is_silent_where_stderr_is_no_terminal() -> None:
+    err = io.StringIO()
+    with progress(err) as on_event:
+        on_event(None)  # type: ignore[arg-type]
+    assert err.getvalue() == ""
+
+
+def test_report_verb_renders_what_check_wrote(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "check.json"
+    path.write_text(json.dumps(viable()))
+    assert run(["report", str(path)]) == 0
+    assert capsys.readouterr().out == VIABLE
+    assert run(["report", str(path), "-q"]) == 0
+    assert capsys.readouterr().out == VIABLE.splitlines()[-1] + "\n"
+    assert run(["report", str(path), "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out) == viable()
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "not JSON"),
+        ("[]", "schema"),
+        ('{"schema": "cftdiag.run/9"}', "cftdiag.run/9"),
+        ('{"schema": "cftdiag.check/1"}', "verdict"),
+        (json.dumps({**viable(), "blocks": [1]}), "blocks"),
+        (json.dumps({**viable(), "findings": {}}), "findings"),
+    ],
+)
+def test_another_file_is_refused_in_one_line(text: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "check.json"
+    path.write_text(text)
+    assert run(["report", str(path)]) == 2
+    err = capsys.readouterr().err
+    assert says in err
+    assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("names", "folded"),
+    [
+        (["model.layers.0", "model.layers.1", "model.layers.2", "model.layers.5"], "model.layers.0-2,5"),
+        (["model.layers.3"], "model.layers.3"),
+        (["model.layers.*"], "model.layers.*"),
+        (["lm_head", "model.layers.1.mlp", "model.layers.0.mlp"], "model.layers.0-1.mlp, lm_head"),
+        (["a.0.experts.0", "a.0.experts.1", "a.1.experts.0"], "a.0.experts.0-1, a.1.experts.0"),
+        ([], ""),
+    ],
+)
+def test_names_are_folded(names: list[str], folded: str) -> None:
+    assert summary.fold_names(names) == folded
+
+
+def test_paths_start_at_the_package_or_the_working_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert summary.short_path("/v/lib/python3.11/site-packages/transformers/modeling.py") == "transformers/modeling.py"
+    assert summary.short_path(str(tmp_path / "a" / "b.py")) == "a/b.py"
+    assert summary.short_path("/elsewhere/b.py") == "/elsewhere/b.py"

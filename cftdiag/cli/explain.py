@@ -26,19 +26,14 @@ def explain(cause: str | None, as_json: bool) -> int:
         hint = f"did you mean {', '.join(close)}?" if close else "run `cftdiag explain` for the list"
         raise click.UsageError(f"unknown cause {cause!r}; {hint}")
     if as_json:
-        data: Any = [_as_dict(c) for c in CAUSES.values()] if cause is None else _as_dict(CAUSES[cause])
-        stream.write(json.dumps(data, indent=2, default=str))
+        data: Any = [dataclasses.asdict(c) for c in CAUSES.values()] if cause is None else dataclasses.asdict(CAUSES[cause])
+        stream.write(json.dumps(data, indent=2))
         return 0
     from cftdiag.report import causes
 
     if cause is None:
-        causes.show_list([_as_dict(c) for c in CAUSES.values()])
+        causes.show_list([dataclasses.asdict(c) for c in CAUSES.values()])
     else:
-        causes.show_page(_as_dict(CAUSES[cause]))
+        causes.show_page(dataclasses.asdict(CAUSES[cause]))
     return 0
 
-
-def _as_dict(cause: Any) -> dict[str, Any]:
-    # What a remedy calls to decide whether it applies is no part of the page.
-    data = {f.name: getattr(cause, f.name) for f in dataclasses.fields(cause)}
-    return {key: value for key, value in data.items() if not callable(value)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
@@ -31,6 +32,13 @@ def show_page(cause: Mapping[str, Any], *, file: TextIO | None = None, width: in
         _title(console, "Example")
         _code(console, str(cause["example"]))
     _section(console, "Fix", cause.get("fix"))
+    remedies = cause.get("remedies") or ()
+    if remedies:
+        _title(console, "Remedies, in order of preference")
+        for i, remedy in enumerate(remedies, 1):
+            # Templates: a finding puts its own names in.
+            summary = re.sub(r"\{(\w+)\}", r"<\1>", str(remedy["summary"]))
+            print_prose(console, f"{summary} [unsafe]" if remedy.get("unsafe") else summary, indent=2, label=f"{i}. ")
     references = cause.get("references") or ()
     if references:
         _title(console, "References")

@@ -23,7 +23,7 @@ from cftdiag.check.fastforward.provenance import ASSUMED, REAL, SKIPPED, is_floa
 aten = torch.ops.aten
 #: Tensors of more elements are skipped even if they could be computed for real.
 CAP = 1 << 22
-#: ``zeros_like(weight)`` and the like are written for real only up to this many elements.
+#: ``zeros_like(weight)``, random initialisation and the like are written for real only up to this many elements.
 SMALL = 1 << 16
 
 #: The result does not depend on the values of the inputs.
@@ -34,6 +34,7 @@ VALUE_FREE = {
 #: The result is a Python number.
 READS = {aten._local_scalar_dense, aten.is_nonzero, aten.equal, aten.item}
 _FACTORIES = {aten.zeros, aten.ones, aten.full, aten.rand, aten.randn}
+_RANDOM = {aten.rand, aten.randn, aten.normal_, aten.uniform_}
 _SIZE_FROM_DATA = {aten.nonzero, aten.masked_select, aten.unique_dim, aten._unique2, aten.repeat_interleave, aten.bincount}
 
 _Rule = Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]
@@ -163,9 +164,12 @@ def skip_mutable(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> A
     return allocate(func, args, kwargs)
 
 
-def _big_factory(packet: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    dtype = kwargs.get("dtype") or torch.get_default_dtype()
-    return packet in _FACTORIES and dtype.is_floating_point and math.prod(args[0]) > CAP
+def _too_big(packet: Any, ins: Sequence[torch.Tensor], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Real in principle, but not worth the time and memory."""
+    if packet in _FACTORIES:
+        dtype = kwargs.get("dtype") or torch.get_default_dtype()
+        return dtype.is_floating_point and math.prod(args[0]) > (SMALL if packet in _RANDOM else CAP)
+    return any(t.numel() > (SMALL if packet in _RANDOM else CAP) for t in ins)
 
 
 def evaluate(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -183,7 +187,7 @@ def evaluate(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         return plausible.scalar(ins[0].dtype) if level == SKIPPED else func(*args, **kwargs)
     if packet in VALUE_FREE and ins[0].numel() <= (SMALL if level == SKIPPED and is_float(ins[0]) else CAP):
         return func(*args, **kwargs)
-    if level == SKIPPED or any(t.numel() > CAP for t in ins) or _big_factory(packet, args, kwargs):
+    if level == SKIPPED or _too_big(packet, ins, args, kwargs):
         return skip_mutable(func, args, kwargs) if schema.is_mutable else allocate(func, args, kwargs)
     if level and packet in _SIZE_FROM_DATA:
         note("read", func)

@@ -10,7 +10,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv check test lint format catalogue doctor clean
+.PHONY: help venv check test lint format bench catalogue doctor clean
 
 help:  ## show this list
 	@grep -hE '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -40,6 +40,9 @@ lint: $(STAMP)  ## ruff, mypy, ASCII in code
 format: $(STAMP)  ## format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+bench: $(STAMP)  ## the check against torch._dynamo.explain: seconds and memory, in one run
+	$(BIN)/python -m tests.bench.check_vs_explain $(BENCH_ARGS)
 
 catalogue: $(STAMP)  ## build every model of the catalogue on the meta device and compare its parameter count
 	$(BIN)/python -m pytest tests/integration/test_catalogue_params.py $(PYTEST_ARGS)

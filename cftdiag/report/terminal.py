@@ -51,7 +51,7 @@ def _blocks(console: Console, data: Mapping[str, Any]) -> None:
     if not groups:
         return
     _title(console, "Blocks")
-    rows = []
+    rows: list[list[str | Text]] = []
     for group in groups:
         facts = group.facts()
         style = "yellow" if group.trouble else "green"

@@ -39,8 +39,6 @@ def examine() -> dict[str, Any]:
         degraded.append("no triton: Inductor cannot lower for a GPU here; on Linux install cftdiag[target]")
     if sys.platform != "linux":
         degraded.append(f"{sys.platform} is not tested; Linux is")
-    if torch_facts and not torch_facts["cuda_devices"]:
-        degraded.append("no CUDA device: the check needs none; nothing is run on a GPU")
     return {
         "schema": SCHEMA,
         "works": not problems,

@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TextIO
 
+from rich.text import Text
+
 from cftdiag.report.console import console_for
 
 if TYPE_CHECKING:
@@ -22,7 +24,8 @@ def progress(file: TextIO, *, quiet: bool = False) -> Iterator[Callable[[Progres
         return
     console = console_for(file)
     with console.status("starting", spinner="dots") as status:
-        yield lambda event: status.update(words(event))
+        # Text, because a plain string would be read as markup
+        yield lambda event: status.update(Text(words(event)))
 
 
 def words(event: ProgressEvent) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 from pathlib import Path
@@ -145,6 +146,34 @@ def test_progress_is_silent_where_stderr_is_no_terminal() -> None:
     with progress(err) as on_event:
         on_event(None)  # type: ignore[arg-type]
     assert err.getvalue() == ""
+
+
+@dataclasses.dataclass(kw_only=True)
+class _Event:
+    phase: str
+    mode: str = ""
+    step: int = 0
+    of: int = 0
+    length: int | None = None
+    text: str = ""
+
+
+@pytest.mark.parametrize(
+    ("event", "says"),
+    [
+        (_Event(phase="start", mode="fullgraph"), "fullgraph pass"),
+        (_Event(phase="build", mode="collect"), "collecting graph breaks: building the model"),
+        (_Event(phase="step", mode="fullgraph", step=2, of=4, length=640), "fullgraph pass: step 2 of 4, length 640"),
+        (_Event(phase="prove", mode="pad to [8]"), "pad to [8]: proving a remedy"),
+        (_Event(phase="done"), "done"),
+    ],
+)
+def test_progress_on_a_terminal(event: _Event, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    err = _Terminal()
+    with progress(err) as on_event:
+        on_event(event)  # type: ignore[arg-type]
+    assert says in err.getvalue()
 
 
 def test_report_verb_renders_what_check_wrote(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

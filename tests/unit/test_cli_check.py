@@ -1,0 +1,131 @@
+"""The check verb around the driver: what it asks for, what it prints where, its exit code. The driver itself is tested in integration."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from check_samples import BRANCH, LENGTH, VIABLE, viable
+
+import cftdiag.check
+from cftdiag.check import CheckOptions, CheckReport, EnvironmentUnfit, InputError
+from cftdiag.check.result import BlockResult
+from cftdiag.cli.main import run
+from cftdiag.report import summary
+
+
+def _report(*findings: Any, verdict: str = "viable") -> CheckReport:
+    blocks = tuple(BlockResult(fqn=b["fqn"], cls=b["class"], kind=b["kind"], graphs=1, fullgraph=True) for b in VIABLE["blocks"])
+    kept = {key: VIABLE[key] for key in ("subject", "depth", "target", "environment", "forecast", "timing")}
+    return CheckReport(verdict=verdict, blocks=blocks, findings=findings, compiles=tuple(VIABLE["compiles"]), **kept)
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What the driver was asked for; its answer is ``asked["answer"]``."""
+    state: dict[str, Any] = {"answer": _report()}
+
+    def run_check(options: CheckOptions, progress: Any) -> CheckReport:
+        state["options"] = options
+        if isinstance(state["answer"], BaseException):
+            raise state["answer"]
+        return state["answer"]
+
+    # not setattr, which would import the driver to remember it
+    monkeypatch.setitem(cftdiag.check.__dict__, "run_check", run_check)
+    monkeypatch.delenv("TORCH_COMPILE_BACKEND", raising=False)
+    return state
+
+
+def test_without_options_the_driver_decides(asked: dict[str, Any]) -> None:
+    assert run(["check", "--model", "Qwen3-4B"]) == 0
+    assert asked["options"] == CheckOptions(model="Qwen3-4B")
+
+
+def test_every_option_arrives(asked: dict[str, Any]) -> None:
+    args = "--attn eager --dtype fp32 --dynamic auto --compile-scope model --compile-backend eager --batch-size 3 --lengths 7,9 --layers auto"
+    args += " --blocks a.* --blocks b.* --depth trace --fast-forward never --timeout 9 --trust-remote-code"
+    assert run(["check", "--model", "m", *args.split()]) == 0
+    assert asked["options"] == CheckOptions(
+        model="m",
+        attn="eager",
+        dtype="float32",
+        dynamic="auto",
+        compile_scope="model",
+        compile_backend="eager",
+        batch_size=3,
+        lengths=(7, 9),
+        layers="auto",
+        blocks=("a.*", "b.*"),
+        depth="trace",
+        fast_forward="never",
+        timeout=9.0,
+        trust_remote_code=True,
+    )
+
+
+def test_the_backend_is_read_from_the_environment(asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_COMPILE_BACKEND", "aot_eager")
+    assert run(["check", "--model", "m"]) == 0
+    assert asked["options"].compile_backend == "aot_eager"
+    assert run(["check", "--model", "m", "--compile-backend", "eager"]) == 0
+    assert asked["options"].compile_backend == "eager"
+
+
+@pytest.mark.parametrize(
+    ("findings", "verdict", "fail_on", "code"),
+    [
+        ((), "viable", "error", 0),
+        ((LENGTH,), "viable_with_recompiles", "error", 0),
+        ((LENGTH,), "viable_with_recompiles", "warning", 1),
+        ((BRANCH,), "not_viable", "error", 1),
+        ((BRANCH,), "not_viable", "never", 0),
+        ((), "error", "never", 3),
+    ],
+)
+def test_exit_codes(findings: tuple[Any, ...], verdict: str, fail_on: str, code: int, asked: dict[str, Any]) -> None:
+    asked["answer"] = _report(*findings, verdict=verdict)
+    assert run(["check", "--model", "m", "--fail-on", fail_on]) == code
+
+
+@pytest.mark.parametrize(("error", "code"), [(InputError("no such thing; do this"), 2), (EnvironmentUnfit("no fork; use Linux"), 3)])
+def test_the_drivers_errors_are_one_line(error: Exception, code: int, asked: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    asked["answer"] = error
+    assert run(["check", "--model", "m"]) == code
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", f"error: {error}\n")
+
+
+def test_an_interrupt_is_one_line_and_no_conclusion(asked: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    asked["answer"] = KeyboardInterrupt()
+    assert run(["check", "--model", "m"]) == 3
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", "error: interrupted, no conclusion\n")
+
+
+def test_json_to_stdout_is_json_alone(asked: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["check", "--model", "m", "--json", "-"]) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out) == viable()
+    assert captured.err == ""
+
+
+def test_json_to_a_file_comes_beside_the_report(asked: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "check.json"
+    assert run(["check", "--model", "m", "--json", str(target)]) == 0
+    assert json.loads(target.read_text()) == viable()
+    shown = capsys.readouterr().out
+    assert run(["report", str(target)]) == 0
+    assert capsys.readouterr().out == shown
+
+
+def test_quiet_prints_the_verdict_alone(asked: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["check", "--model", "m", "-q"]) == 0
+    assert capsys.readouterr().out == summary.verdict_line(viable()) + "\n"
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_the_work(asked: dict[str, Any], tmp_path: Path) -> None:
+    assert run(["check", "--model", "m", "--json", str(tmp_path)]) == 2
+    assert "options" not in asked

@@ -1,0 +1,112 @@
+"""torch.compile backends of depth ``codegen``: Inductor lowers each graph for a target, the graph itself runs fast-forwarded on the CPU.
+
+The graph that runs is the one that AOTAutograd hands to Inductor's inner compiler, copied before Inductor's own passes rewrite it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+
+from cftdiag.check.fastforward import Graph, boxed, copied
+from cftdiag.target import cpu, cuda, native, patches, rng, sdpa
+from cftdiag.target.collect import Collector, Lowered
+from cftdiag.target.devices import device
+from cftdiag.target.errors import TargetUnavailable
+from cftdiag.target.retarget import CpuGraph, to_cuda
+
+Backend = Callable[[torch.fx.GraphModule, Sequence[Any]], Callable[..., Any]]
+
+
+def backend(name: str, *, inductor_config: Mapping[str, Any] | None = None, on_graph: Callable[[Lowered], None] | None = None) -> Backend:
+    """A torch.compile backend that lowers for the target ``name`` and computes (almost) nothing.
+
+    ``inductor_config`` holds names of ``torch._inductor.config``; what only a device can decide (autotuning, padding of products, caches) is left
+    out whatever it says. ``on_graph`` is called with a :class:`Lowered` for every graph, forward and backward. Raises ``ValueError`` for an unknown
+    target and :class:`~cftdiag.target.errors.TargetUnavailable` where this torch or machine lacks something.
+    """
+    spec = device(name)
+    check_available(name)
+    collector = Collector(name, on_graph) if on_graph is not None else None
+    active = False
+
+    @contextlib.contextmanager
+    def lowering() -> Iterator[None]:
+        nonlocal active
+        if active:  # a forward is lowered inside the backend call, a backward later, from autograd
+            yield
+            return
+        on_code = collector.on_code if collector else None
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(cpu.lowering(on_code, inductor_config) if spec is None else cuda.lowering(name, on_code, inductor_config))
+            if collector:
+                stack.enter_context(collector.watching())
+            active = True
+            stack.callback(deactivate)
+            yield
+
+    def deactivate() -> None:
+        nonlocal active
+        active = False
+
+    graph_type: type[Graph] = Graph if spec is None else CpuGraph
+
+    def inner(gm: torch.fx.GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:
+        graph = graph_type(copied(gm), "bwd" if kwargs.get("is_backward") else "fwd")
+        with lowering():
+            compile_fx_inner(gm, inputs, **kwargs)
+        return boxed(graph)
+
+    def compile_graph(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        with lowering():
+            if spec is None:
+                return compile_fx(gm, inputs, inner_compile=inner)
+            compiled = compile_fx(*to_cuda(gm, inputs), inner_compile=inner)
+
+        @functools.wraps(compiled)
+        def run(*args: Any) -> Any:
+            with rng.available():
+                return compiled(*args)
+
+        return run
+
+    return compile_graph
+
+
+def check_available(name: str) -> None:
+    """Raise :class:`TargetUnavailable` when a point that lowering for ``name`` relies on is missing; ``ValueError`` for an unknown target."""
+    for _, found, detail in probe(name):
+        if not found:
+            raise TargetUnavailable(name, detail)
+
+
+def probe(name: str) -> list[tuple[str, bool, str]]:
+    """(patch point, found, detail) of everything that lowering for ``name`` relies on; ``ValueError`` for an unknown target."""
+    spec = device(name)
+    if spec is None:
+        return patches.probe(cpu.patches())
+    missing = cuda.why_not(name)
+    rows = [("triton and the device stub", missing is None, missing or f"stub in {native.cache_folder()}")]
+    return rows + patches.probe(cuda.patches(spec))
+
+
+def assumptions(name: str) -> list[str]:
+    """What stays undetermined for the target ``name``, and what was assumed in its place so far in this process."""
+    spec = device(name)
+    if spec is None:
+        return [
+            "the instruction set is read from this machine's CPU flags; another CPU can have other vector widths and other guards",
+            "C++ code is generated and not built: compile times and timings are unknown",
+        ]
+    return [
+        f"predicted for {spec.name}: no GPU took part",
+        "autotuning is not run: which of a kernel's configurations wins is unknown",
+        "max-autotune templates, padding of matrix products (shape_padding) and the C++ wrapper are left out: they need timings on the device",
+        "the model is traced as a program on the CPU: a test of a tensor's device inside a block takes the CPU's branch",
+        *sdpa.assumed(),
+    ]

@@ -1,0 +1,275 @@
+"""Recompiles by a size: which dimension it is, and why a dynamic one was not enough."""
+
+from __future__ import annotations
+
+import re
+
+from cftdiag.diagnose import guards
+from cftdiag.diagnose import references as ref
+from cftdiag.diagnose.cause import Cause, example
+from cftdiag.diagnose.miss import Miss
+from cftdiag.findings import Remedy
+
+_DYNAMIC = Remedy(summary="Compile with dynamic=True: sizes are symbols from the first call on.", change={"dynamic": True})
+_AUTO = Remedy(summary="Leave dynamic at torch's default instead of False: the second size makes the dimension dynamic.", change={"dynamic": "auto"})
+_MARK = Remedy(
+    summary="Mark the dimension before the first call: torch._dynamo.mark_dynamic({argument}, {dim}).",
+    change={"mark_dynamic": {"{argument}": ["{dim}"]}},
+)
+_SOURCES = Remedy(
+    summary="Without touching code: TORCH_COMPILE_DYNAMIC_SOURCES={dynamic_source}.",
+    change={"env": {"TORCH_COMPILE_DYNAMIC_SOURCES": "{dynamic_source}"}},
+)
+_NON_STRICT = Remedy(
+    summary="Let Inductor fuse without asking for the size: torch._inductor.config.triton.mix_order_reduction_non_strict_mode = True.",
+    change={"torch._inductor.config.triton.mix_order_reduction_non_strict_mode": True},
+)
+
+CAUSES = (
+    Cause(
+        key="seq_len",
+        kinds=("recompile", "limit_hit"),
+        title="The sequence length changed",
+        what="A guard fixes the sequence length of an input to the value of an earlier call (or to a range), and a batch of another length came.",
+        why="Each new length compiles again, seconds to minutes each; after recompile_limit (8) the block runs eager without an error.",
+        says="Dimension {dim} of `{argument}` is the sequence length: compiled for {expected}, called with {actual}.",
+        fix="Make the length dynamic from the first call, or give the block few lengths (padding, buckets, packing).\n\n"
+        "```python\nblock.compile(dynamic=True)\n# or, only that dimension:\ntorch._dynamo.mark_dynamic(x, 1)\n```",
+        references=(ref.DYNAMIC_SHAPES, ref.RECOMPILATION, ref.torch_issue(188150)),
+        remedies=(
+            _DYNAMIC,
+            _AUTO,
+            _MARK,
+            _SOURCES,
+            Remedy(summary="Pad or bucket to a few lengths in the collator.", change={"pad_to_multiple_of": 64}),
+            Remedy(
+                summary="Gate it in training: torch.compiler.set_stance('fail_on_recompile') after the warm-up turns a late recompile into an error."
+            ),
+        ),
+        example=example("seq_len"),
+    ),
+    Cause(
+        key="batch_dim",
+        kinds=("recompile", "limit_hit"),
+        title="The batch size changed",
+        what="A guard fixes the batch dimension of an input, and a batch of another size came; often the last, partial one of an epoch.",
+        why="One compile in the middle of the run (or at each new size), often at the end of the first epoch, on some ranks only.",
+        says="Dimension {dim} of `{argument}` is the batch: compiled for {expected}, called with {actual}.",
+        fix="Drop or pad the last batch, or make the dimension dynamic from the first call.\n\n"
+        "```python\nloader = DataLoader(data, batch_size=4, drop_last=True)\n```",
+        references=(ref.DYNAMIC_SHAPES, ref.RECOMPILATION, ref.issue("huggingface/pytorch-image-models", 2616)),
+        remedies=(
+            Remedy(summary="Drop the last partial batch: DataLoader(..., drop_last=True), or pad it.", change={"drop_last": True}),
+            _DYNAMIC,
+            _AUTO,
+            _MARK,
+            _SOURCES,
+        ),
+        example=example("batch_dim"),
+    ),
+    Cause(
+        key="duck_shape",
+        kinds=("recompile", "limit_hit"),
+        title="Two dimensions were equal at the first call",
+        what="Dynamo gives dimensions of equal size one symbol (duck sizing). When they differ later, the guard that they are equal fails; when one of them is a weight's size, the other is fixed to it.",
+        why="A dimension that you made dynamic is compiled again although nothing in the model asks for that.",
+        says="`{argument}` dimension {dim} was equal to another dimension ({expected}) when the code was compiled; now it is {actual}.",
+        fix="Let the first batch have sizes that equal no other dimension (not the hidden size, the head dimension or the batch), or switch duck sizing off.\n\n"
+        "```python\ntorch.fx.experimental._config.use_duck_shape = False\n```",
+        references=(ref.DYNAMIC_SHAPES, ref.ZERO_ONE),
+        remedies=(
+            Remedy(
+                summary="Switch duck sizing off: torch.fx.experimental._config.use_duck_shape = False.",
+                change={"torch.fx.experimental._config.use_duck_shape": False},
+            ),
+            Remedy(summary="Warm up with sizes that equal no other dimension of any input.", change={"first_length": "distinct"}),
+        ),
+        example=example("duck_shape"),
+    ),
+    Cause(
+        key="size_0_1",
+        kinds=("recompile", "limit_hit"),
+        title="A dimension is 0 or 1",
+        what="Sizes 0 and 1 are always specialised, also with dynamic shapes: broadcasting and contiguity depend on them.",
+        why="One more compile when a batch of one row, or a single token, comes for the first time (or when the first call was one).",
+        says="Dimension {dim} of `{argument}` is {actual} now and was {expected} when the code was compiled; 0 and 1 are compiled separately even with dynamic shapes.",
+        fix="Avoid batches of one (pad to two rows), warm both variants up, or mark the dimension unbacked.\n\n"
+        "```python\ntorch._dynamo.decorators.mark_unbacked(x, 0)\n```",
+        references=(ref.ZERO_ONE, ref.torch_issue(141589)),
+        remedies=(
+            Remedy(summary="Keep that dimension at 2 or more: drop or pad batches of one.", change={"drop_last": True}),
+            Remedy(
+                summary="Mark it unbacked: torch._dynamo.decorators.mark_unbacked({argument}, {dim}).",
+                change={"mark_unbacked": {"{argument}": ["{dim}"]}},
+            ),
+            Remedy(summary="Accept two variants and warm both before the first timed step."),
+        ),
+        example=example("size_0_1"),
+    ),
+    Cause(
+        key="shape_divisibility",
+        kinds=("recompile", "limit_hit"),
+        title="Compiled for sizes divisible by a number",
+        what="A guard such as `size % 8 == 0` was added, by the model's own padding code or by Inductor for aligned loads; a size came that does not divide.",
+        why="Lengths fall into two classes and each is compiled; the second one perhaps hundreds of steps into the run.",
+        says="Compiled for `{guard}`; dimension {dim} of `{argument}` is {actual} now.",
+        fix="Pad every batch to that multiple in the collator, or pad always (not only when needed) in the block.\n\n"
+        "```python\ncollator = DataCollatorForSeq2Seq(tokenizer, pad_to_multiple_of=8)\n```",
+        references=(ref.DYNAMIC_SHAPES, ref.torch_issue(163083), ref.torch_issue(150403)),
+        remedies=(
+            Remedy(summary="Pad every batch to a multiple of {multiple}.", change={"pad_to_multiple_of": "{multiple}"}),
+            Remedy(summary="Make the code pad unconditionally, so that no guard on the remainder is needed."),
+        ),
+        example=example("shape_divisibility"),
+    ),
+    Cause(
+        key="inductor_fusion_threshold",
+        kinds=("recompile", "limit_hit"),
+        title="Inductor's scheduler compared a size with a threshold",
+        what="While deciding what to fuse, Inductor's scheduler asked whether a symbolic size is below a threshold, and the answer became a guard.",
+        why="Batches on the other side of the threshold compile again, often hundreds of steps into a packed fine-tuning run. Only Inductor adds it; a check at depth joint does not see it. It has no CPU example of a few lines.",
+        says="Inductor's scheduler fused under the assumption `{guard}` ({added}).",
+        fix="Let the scheduler fuse without the assumption, or keep lengths on one side.\n\n"
+        "```python\ntorch._inductor.config.triton.mix_order_reduction_non_strict_mode = True\n```",
+        references=(ref.DYNAMIC_SHAPES, ref.RECOMPILATION),
+        remedies=(
+            _NON_STRICT,
+            Remedy(
+                summary="Switch that fusion off: torch._inductor.config.triton.mix_order_reduction = False.",
+                change={"torch._inductor.config.triton.mix_order_reduction": False},
+            ),
+            Remedy(summary="Keep batch x length on one side of the threshold (pack to a fixed number of tokens)."),
+            Remedy(
+                summary="Ignore range guards of cached code: torch._inductor.config.unsafe_skip_cache_dynamic_shape_guards = True.",
+                change={"torch._inductor.config.unsafe_skip_cache_dynamic_shape_guards": True},
+                unsafe=True,
+            ),
+        ),
+        example=example("inductor_fusion_threshold"),
+    ),
+    Cause(
+        key="inductor_size_regime",
+        kinds=("recompile", "limit_hit"),
+        title="Inductor generated code for a range of sizes",
+        what="Inductor chose a code path (an accumulation helper, index width, a tiling) that holds for a range of sizes only, and a size outside came. It takes Inductor, so there is no example of a few seconds.",
+        why="Another compile at the first batch outside the range; a public trainer paid a 38 s stall at step 16 for `257 <= S <= 1024`.",
+        says="Inductor's code holds for `{guard}` only ({added}).",
+        fix="Keep lengths within one range (pad or pack), or warm one length of each range before training.\n\n"
+        "```python\nfor length in (256, 768, 2048):                  # one of each range\n    model(**dummy_batch(length)).loss.backward()\n```",
+        references=(ref.DYNAMIC_SHAPES, ref.RECOMPILATION),
+        remedies=(
+            Remedy(summary="Warm one length of each range before the first step."),
+            Remedy(summary="Pack or pad to one length.", change={"pad_to_multiple_of": 1024}),
+            Remedy(
+                summary="Ignore range guards of cached code: torch._inductor.config.unsafe_skip_cache_dynamic_shape_guards = True.",
+                change={"torch._inductor.config.unsafe_skip_cache_dynamic_shape_guards": True},
+                unsafe=True,
+            ),
+        ),
+        example=example("inductor_size_regime"),
+    ),
+    Cause(
+        key="stride",
+        kinds=("recompile", "limit_hit"),
+        title="A tensor's memory layout changed",
+        what="The strides (or the storage offset) of an input are guarded, and a tensor of the same shape but another layout came: a transpose, a slice, another packing.",
+        why="Each layout is compiled on its own; with several inputs the combinations add up.",
+        says="`{argument}` has another memory layout than when the code was compiled (stride {dim}: {expected} then, {actual} now).",
+        fix="Make the input contiguous before the block, always.\n\n```python\nx = x.transpose(0, 1).contiguous()\n```",
+        references=(ref.RECOMPILATION, ref.DYNAMIC_SHAPES),
+        remedies=(
+            Remedy(summary="Call {argument}.contiguous() before the block on every path."),
+            Remedy(summary="Accept one variant per layout and warm them up."),
+        ),
+        example=example("stride"),
+    ),
+)
+
+
+def classify(miss: Miss) -> str | None:
+    """The cause of a miss by size, stride or an expression over sizes; None when the guard is about something else."""
+    guard = miss.guard
+    if guard.prop == "stride":
+        return "stride"
+    if guard.prop not in ("size", "shape"):
+        return None
+    added = guards.added_in(guard.comment)
+    if re.search(r"%|\bMod\(", guard.text):
+        return "shape_divisibility"
+    if "_inductor/" in added:
+        return "inductor_fusion_threshold" if "_inductor/scheduler.py" in added else "inductor_size_regime"
+    if miss.on_module() and not miss.in_time():
+        return "per_layer_attr"
+    if guard.prop == "size":
+        return _fixed(miss)
+    if _equality(guard):
+        return "duck_shape"
+    actual = actual_size(miss)
+    if actual in (0, 1) or re.search(r"!= [01]$", guard.text) or (actual is None and re.fullmatch(r"2 <= \S+", guard.text)):
+        return "size_0_1"
+    return dimension(miss)
+
+
+def _fixed(miss: Miss) -> str:
+    """A size that was compiled as a constant."""
+    guard = miss.guard
+    later = re.search(r"/(\d+)", miss.entry or "")
+    dynamic = miss.dynamic is True or (miss.dynamic is None and later is not None and int(later[1]) > 0)
+    if guard.expected in (0, 1) and not isinstance(guard.expected, bool) and dynamic:
+        return "size_0_1"
+    if miss.dynamic is True and _equals_another(miss):
+        return "duck_shape"
+    return dimension(miss)
+
+
+def _equality(guard: guards.View) -> bool:
+    return len(guard.sizes) > 1 and bool(re.fullmatch(r"[^=<>!]+ == [^=<>!]+", guard.text)) and guard.sizes[0] != guard.sizes[1]
+
+
+def _equals_another(miss: Miss) -> bool:
+    """True when the size that was fixed equals another dimension of the inputs of the call that compiled it."""
+    guard = miss.guard
+    for name, described in miss.entry_arguments.items():
+        for dim, size in enumerate(described.get("shape", ()) if isinstance(described, dict) else ()):
+            if size == guard.expected and (name, dim) != (guard.source, guard.dim):
+                return True
+    return False
+
+
+def actual_size(miss: Miss) -> int | None:
+    """The size that was met."""
+    guard = miss.guard
+    if isinstance(guard.actual, int):
+        return guard.actual
+    return miss.size(guard.source, guard.dim) if guard.dim is not None else None
+
+
+def entry_size(miss: Miss) -> int | None:
+    """The size that the entry was compiled with."""
+    guard = miss.guard
+    if guard.prop == "size" and isinstance(guard.expected, int):
+        return guard.expected
+    return miss.size(guard.source, guard.dim, of_entry=True) if guard.dim is not None else None
+
+
+def dimension(miss: Miss) -> str:
+    """``batch_dim`` or ``seq_len``: by the batch's own dimensions, then by which of them varies, then by position."""
+    context, step, actual, expected = miss.context, miss.event.step, actual_size(miss), entry_size(miss)
+    batch, length = context.batch_size_at(step), context.length_at(step)
+    varying = (len(set(context.batch_sizes)) > 1, len(set(context.lengths)) > 1)
+    is_batch = actual is not None and actual == batch and expected in (None, *context.batch_sizes)
+    is_length = actual is not None and actual == length and expected in (None, *context.lengths)
+    if is_batch != is_length:
+        return "batch_dim" if is_batch else "seq_len"
+    if varying[0] != varying[1]:
+        return "batch_dim" if varying[0] else "seq_len"
+    if actual is not None and batch and length and actual == batch * length:
+        return "seq_len"
+    shape = miss.shape_of(miss.guard.source)
+    return "batch_dim" if miss.guard.dim == 0 and (shape is None or len(shape) > 1) else "seq_len"
+
+
+def multiple(guard: guards.View) -> int | None:
+    """8 of ``(x.size()[1] % 8) == 0``."""
+    found = re.search(r"% (\d+)|Mod\([^,]+, (\d+)\)", guard.text)
+    return int(found[1] or found[2]) if found else None

@@ -186,11 +186,11 @@ def patches(spec: Device, on_code: Callable[[Any, str], None] | None = None) -> 
     ]
 
 
-def why_not(spec_name: str) -> str | None:
+def why_not() -> str | None:
     """What this environment lacks for a CUDA target, None when nothing."""
     try:
         import triton
-        import triton.backends.nvidia  # noqa: F401
+        import triton.backends.nvidia
     except ImportError as error:
         return f"Triton cannot be imported ({error}); pip install 'cftdiag[target]'"
     if not hasattr(triton.runtime.driver, "set_active"):
@@ -206,7 +206,7 @@ def why_not(spec_name: str) -> str | None:
 def lowering(name: str, on_code: Callable[[Any, str], None] | None = None, inductor_config: Mapping[str, Any] | None = None) -> Iterator[Device]:
     """Active only while a graph is traced and lowered for the device ``name``; yields the device."""
     spec = DEVICES[name]
-    missing = why_not(name)
+    missing = why_not()
     if missing is not None:
         raise TargetUnavailable(name, missing)
     import triton

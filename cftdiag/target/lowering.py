@@ -90,7 +90,7 @@ def probe(name: str) -> list[tuple[str, bool, str]]:
     spec = device(name)
     if spec is None:
         return patches.probe(cpu.patches())
-    missing = cuda.why_not(name)
+    missing = cuda.why_not()
     rows = [("triton and the device stub", missing is None, missing or f"stub in {native.cache_folder()}")]
     return rows + patches.probe(cuda.patches(spec))
 

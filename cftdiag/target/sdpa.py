@@ -21,9 +21,10 @@ from cftdiag.target.devices import Device
 
 _ATEN = torch.ops.aten
 _HALF = (torch.float16, torch.bfloat16)
-#: cuDNN that is assumed where none is installed: the one in torch's wheels for CUDA 13. Those for CUDA 12 ship an older one, which torch puts last.
-ASSUMED_CUDNN = 91501
+#: torch tries cuDNN first from this version on (9.15.1).
 CUDNN_PREFERRED_FROM = 91501
+#: Version to assume where no cuDNN is installed, as ``torch.backends.cudnn.version()`` writes it.
+CUDNN_VARIABLE = "CFTDIAG_TARGET_CUDNN"
 #: cuDNN attention takes head dimensions above 128 only with a version and a frontend that are not known offline.
 _CUDNN_HEAD_DIM = 128
 
@@ -32,9 +33,14 @@ CHOICES: collections.Counter[tuple[str, str]] = collections.Counter()
 
 
 def cudnn_version() -> int:
-    """The installed cuDNN, or the assumed one."""
-    installed = torch.backends.cudnn.version() if torch.version.cuda else None
-    return installed or ASSUMED_CUDNN
+    """The version asked for, else the installed one, else 0: unknown.
+
+    With an unknown version cuDNN is not assumed: flash attention's guards are those of cuDNN's and more, so nothing is missed.
+    """
+    asked = os.environ.get(CUDNN_VARIABLE, "")
+    if asked.isdigit():
+        return int(asked)
+    return (torch.backends.cudnn.version() if torch.version.cuda else None) or 0
 
 
 def order(spec: Device) -> tuple[str, ...]:
@@ -114,7 +120,7 @@ def choose(
     spec: Device, q: Any, k: Any, v: Any, mask: Any = None, dropout: float = 0.0, causal: bool = False, enable_gqa: bool = False
 ) -> tuple[str, str]:
     """(kernel, reasons against the kernels tried before it)."""
-    against = []
+    against: list[str] = []
     for kernel in order(spec):
         reason = _WHY_NOT[kernel](q, k, v, mask, dropout, causal, enable_gqa) if kernel in _WHY_NOT else None
         if reason is None:
@@ -183,9 +189,9 @@ def assumed() -> list[str]:
     lines = []
     for (kernel, reason), _ in sorted(CHOICES.items()):
         lines.append(f"attention is lowered as torch's {kernel} kernel" + (f" ({reason})" if reason else ""))
-    if any(kernel == "cudnn" for kernel, _ in CHOICES) and not torch.version.cuda:
+    if any(kernel == "flash" for kernel, _ in CHOICES) and not cudnn_version():
         lines.append(
-            "cuDNN attention comes first only with cuDNN 9.15.1 or later (torch's CUDA 13 wheels); with an older one torch takes flash: "
-            "set TORCH_CUDNN_SDPA_DEPRIORITIZED=1 to check that"
+            "undetermined: on compute capability 9 and 10 a torch with cuDNN 9.15.1 or later (its CUDA 13 wheels) prefers cuDNN's kernel, whose "
+            f"guards are fewer; set {CUDNN_VARIABLE}={CUDNN_PREFERRED_FROM} to check that"
         )
     return lines

@@ -1,0 +1,33 @@
+"""Watching a run while it trains: every recompile, on every rank, the moment it happens.
+
+The public names are imported on first use; reading a run (:func:`load_run`, :func:`report`) imports no torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cftdiag.monitor.alarms import Alarm
+    from cftdiag.monitor.load import Run, is_run, load_run
+    from cftdiag.monitor.monitor import Monitor, MonitorAlarm
+    from cftdiag.monitor.summary import report
+
+__all__ = ["Alarm", "Monitor", "MonitorAlarm", "Run", "is_run", "load_run", "report"]
+
+_HOME = {
+    "Alarm": "alarms",
+    "Monitor": "monitor",
+    "MonitorAlarm": "monitor",
+    "Run": "load",
+    "is_run": "load",
+    "load_run": "load",
+    "report": "summary",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"cftdiag.monitor.{_HOME[name]}"), name)

@@ -1,0 +1,401 @@
+"""The monitor: a context manager around a training loop.
+
+Everything here runs inside someone's training. Three rules follow: no callback lets an exception out (one warning, then silence), nothing is
+called per step that costs more than microseconds, and nothing of torch is changed that ``__exit__`` does not put back.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import logging
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal
+
+from cftdiag.events import Event
+from cftdiag.monitor import session
+from cftdiag.monitor.alarms import RECOMPILE_KINDS, Alarm, Rules, why
+from cftdiag.monitor.journal import FLUSH_S, Journal
+from cftdiag.monitor.live import TOLD, LiveDiagnosis
+from cftdiag.monitor.steps import StepClock, on_optimizer_step
+
+if TYPE_CHECKING:
+    from cftdiag.monitor.sinks import Sink
+
+log = logging.getLogger("cftdiag.monitor")
+
+#: Events kept in memory (``Monitor.events``) and in the recorder; the run directory has all.
+KEEP_EVENTS = 5000
+#: Distinct batch shapes kept for one step.
+KEEP_SHAPES = 32
+
+OnRecompile = Literal["warn", "raise"] | Callable[[Event], None]
+
+
+class MonitorAlarm(RuntimeError):
+    """Raised at a step boundary when an alarm asked for it; ``alarm`` has the facts."""
+
+    def __init__(self, alarm: Alarm) -> None:
+        super().__init__(f"step {alarm.step}, rank {alarm.rank}: {alarm.message}")
+        self.alarm = alarm
+
+
+class Monitor:
+    """Watch torch.compile while a loop trains::
+
+        with cftdiag.Monitor(model, run_dir="runs/1", warmup_steps=20) as m:
+            train(model)
+
+    Args:
+        model: the model after wrapping, for names of blocks; without one the outermost module at the first compile is taken.
+        run_dir: directory to write (made if missing, shared by all ranks); None keeps events in memory only.
+        warmup_steps: steps in which recompiles are expected; a later one sets off an alarm.
+        on_recompile: ``"warn"`` logs the alarms about recompiles and the limit, ``"raise"`` also raises :class:`MonitorAlarm` at the next step
+            boundary, a callable gets the event of such an alarm.
+        on_alarm: called with each :class:`Alarm`.
+        raise_on: kinds of alarms that raise at the next step boundary.
+        plan: path of a ``cftdiag.plan/1`` file; a recompile outside it sets off an alarm. ``ValueError`` when it cannot be read.
+        compile_budget_s: seconds of compile time per rank above which an alarm is set off.
+        guards: count guard misses per block and cache entry; a number N samples the failing guard at each N-th miss, True means 100.
+        keep_payloads: keep graphs and generated code in the run directory.
+        max_steps: end the process with exit code 0 after this many steps.
+        sinks: objects of :mod:`cftdiag.monitor.sinks`.
+        exchange: ``"auto"`` sends events through torch's TCPStore to rank 0 when ranks do not share the directory; ``"store"`` always, ``"none"``
+            never.
+        quiet: no log lines.
+
+    Steps are counted after ``Optimizer.step`` of any torch optimizer; a loop that has none, or a compiled one, calls :meth:`step`.
+    """
+
+    def __init__(
+        self,
+        model: Any = None,
+        *,
+        run_dir: str | os.PathLike[str] | None = None,
+        warmup_steps: int = 10,
+        on_recompile: OnRecompile = "warn",
+        on_alarm: Callable[[Alarm], None] | None = None,
+        raise_on: Iterable[str] = (),
+        plan: str | os.PathLike[str] | None = None,
+        compile_budget_s: float | None = None,
+        guards: bool | int = False,
+        keep_payloads: bool = False,
+        max_steps: int | None = None,
+        sinks: Sequence[Sink] = (),
+        exchange: str = "auto",
+        quiet: bool = False,
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
+        if on_recompile not in ("warn", "raise") and not callable(on_recompile):
+            raise ValueError(f"on_recompile is {on_recompile!r}; give 'warn', 'raise' or a function of the event")
+        if exchange not in ("auto", "store", "none"):
+            raise ValueError(f"exchange is {exchange!r}; give 'auto', 'store' or 'none'")
+        from cftdiag.monitor.planned import Planned
+
+        self.run_dir = None if run_dir is None else Path(run_dir)
+        self.events: collections.deque[Event] = collections.deque(maxlen=KEEP_EVENTS)
+        """The last events of this rank, steps left out."""
+        self.alarms: list[Alarm] = []
+        self.steps = 0
+        """Finished steps."""
+        self._model = model
+        self._planned = None if plan is None else Planned.load(plan)
+        self._on_recompile = on_recompile
+        self._on_alarm = on_alarm
+        self._raise_on = frozenset(raise_on) | (RECOMPILE_KINDS if on_recompile == "raise" else frozenset())
+        self._warmup_steps = warmup_steps
+        self._compile_budget_s = compile_budget_s
+        self._guards = 100 if guards is True else int(guards)
+        self._keep_payloads = keep_payloads
+        self._max_steps = max_steps
+        self._sinks = list(sinks)
+        self._exchange = exchange
+        self._quiet = quiet
+        self._settings = dict(settings or {})
+        self._lock = threading.RLock()
+        self._warned = False
+        self._open = False
+        self._manual = False
+
+    # -- life --------------------------------------------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Monitor:
+        self.start()
+        self._begin()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        if error is not None:
+            self.failed(error)
+        self.close()
+
+    def start(self) -> None:
+        """Listen; the run directory is opened by the first event or step, so that a process that trains nothing leaves nothing."""
+        from cftdiag.capture import Recorder
+        from cftdiag.monitor.watched import Watched
+
+        self._pid = os.getpid()
+        self._journal: Journal | None = None
+        self._begun = False
+        self._boundary: BaseException | None = None
+        self._diagnosis = LiveDiagnosis()
+        self._clock = StepClock()
+        self._step_started = time.perf_counter()
+        self._shapes: list[tuple[int, int]] = []
+        self._last_event: Event | None = None
+        self._recorder = Recorder(self._model, on_event=self._on_event, keep_payloads=self._keep_payloads)
+        self._recorder.step = 1
+        self._recorder.__enter__()
+        self._watched = Watched(self._recorder, shape=self._on_batch, compile_start=self._compile_started, compile_end=self._compile_ended)
+        if self._guards:
+            self._watched.count_guards(self._guards)
+        self._end_steps = on_optimizer_step(self._optimizer_stepped)
+        self._open = True
+        _LIVE.add(self)
+
+    def close(self) -> None:
+        """Stop listening and put everything back. May be called again."""
+        if not self._open:
+            return
+        self._open = False
+        _LIVE.discard(self)
+        self._end_steps()
+        self._guarded(self._watched.close)
+        self._recorder.__exit__(None, None, None)
+        if self._begun:
+            self._guarded(self._finish)
+
+    def step(self) -> None:
+        """End of a training step, for loops without a torch optimizer or with a compiled one; from the first call on, only these calls count."""
+        if not self._manual:
+            self._manual = True
+            # The optimizer of this very step has counted it already.
+            if self.steps == 1:
+                self._raise_at_boundary()
+                return
+        self._guarded(self._ended)
+        self._raise_at_boundary()
+
+    def failed(self, error: BaseException) -> None:
+        """Note the exception that ends the training."""
+        if self._open and isinstance(error, Exception) and not isinstance(error, MonitorAlarm):
+            self._guarded(self._recorder.error, error, "step")
+
+    # -- called by torch -----------------------------------------------------------------------------------------------------------------------
+
+    def _optimizer_stepped(self, optimizer: Any) -> None:
+        if self._manual or not self._open:
+            return
+        try:
+            ended = self._clock.stepped(optimizer)
+        except TypeError:  # an optimizer that cannot be referenced weakly: each of its steps counts
+            ended = True
+        if ended:
+            self._guarded(self._ended)
+            self._raise_at_boundary()
+
+    def _ended(self) -> None:
+        now = time.perf_counter()
+        with self._lock:
+            self.steps += 1
+            seconds, self._step_started = now - self._step_started, now
+            shapes, self._shapes = self._shapes, []
+            self._recorder.step = self.steps + 1
+            self._recorder.microstep = 0
+            if not self._begun:
+                self._begin()
+            if self._journal is not None and self._journal.step(self.steps, seconds, shapes, now):
+                self._tick()
+            for sink in self._sinks:
+                self._to_sink(sink, "step", self.steps, seconds)
+            if self._watched.pending or self.steps == self._warmup_steps + 1:
+                self._check_watched()
+            if self._max_steps is not None and self.steps >= self._max_steps:
+                self._boundary = self._boundary or SystemExit(0)
+
+    def _on_batch(self, shape: tuple[int, int] | None) -> None:
+        self._recorder.microstep += 1
+        if shape is not None and len(self._shapes) < KEEP_SHAPES:
+            self._shapes.append(shape)
+
+    def _on_event(self, event: Event) -> None:
+        if os.getpid() != self._pid:
+            return
+        with self._lock:
+            if not self._begun:
+                self._begin()
+            self._guarded(self._record, event)
+
+    def _record(self, event: Event) -> None:
+        event = dataclasses.replace(event, rank=self._rank, detail=self._seen(event))
+        explained = self._guarded(self._diagnosis.explain, event) or event
+        self.events.append(explained)
+        self._last_event = explained
+        if len(self._recorder.events) > KEEP_EVENTS:
+            del self._recorder.events[: KEEP_EVENTS // 2]
+        if self._journal is not None:
+            self._journal.event(explained)
+            for name in event.payloads.values():
+                text = self._recorder.payloads.pop(name, None)
+                if text is not None:
+                    self._journal.payload(name, text)
+        for sink in list(self._sinks):
+            self._to_sink(sink, "event", explained)
+        if explained.kind in TOLD:
+            self._say(logging.INFO, f"step {event.step}: {event.kind} of {event.block or '?'}: {why(explained)}")
+            self._state()
+        for alarm in self._rules.feed(explained):
+            self._alarm(alarm)
+        self._watched.note(event)
+
+    def _seen(self, event: Event) -> dict[str, Any]:
+        """The event's detail with what only the monitor knows: the batch, and whether the plan foresees the compile."""
+        detail = dict(event.detail)
+        if self._shapes:
+            detail["batch"] = list(self._shapes[-1])
+        if self._planned is not None and event.kind in ("compile", "recompile"):
+            detail["planned"] = self._planned.foresees(event, self._shapes[-1] if self._shapes else None)
+        return detail
+
+    def _compile_started(self, compile_id: str) -> None:
+        self._guarded(self._state, {"id": compile_id, "since": time.time()})
+
+    def _compile_ended(self) -> None:
+        self._guarded(self._state)
+
+    # -- own work ------------------------------------------------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        """Open the run directory: the rank is known by now."""
+        if self._begun or not self._open:
+            return
+        self._begun = True
+        self._rank = session.rank()
+        settings = {
+            "warmup_steps": self._warmup_steps,
+            "compile_budget_s": self._compile_budget_s,
+            "limit": self._watched.limit(),
+            "on_recompile": self._on_recompile if isinstance(self._on_recompile, str) else "callable",
+            "guards": self._guards,
+            "plan": None if self._planned is None else self._planned.name,
+            **self._settings,
+        }
+        self._rules = Rules(warmup_steps=self._warmup_steps, compile_budget_s=self._compile_budget_s, limit=settings["limit"])
+        self._facts = session.facts(settings)
+        if self.run_dir is None:
+            return
+        from cftdiag.monitor.exchange import outlet
+
+        self._outlet = self._guarded(outlet, self.run_dir, self._exchange, self._warn)
+        self._journal = Journal(self.run_dir, self._rank, self._warn, copy=self._outlet.send if self._outlet is not None else None)
+        self._guarded(session.write_run_file, self.run_dir, self._facts)
+        self._journal.session(self._facts)
+        self._state()
+
+    def _finish(self) -> None:
+        guards = self._watched.guard_counts(self.steps)
+        if self._journal is not None:
+            facts = {"steps": self.steps, "alarms": [a.to_dict() for a in self.alarms], "problems": self._recorder.problems, "guards": guards}
+            self._journal.end(self.steps, facts)
+            self._state({}, ended=True)
+            if self._outlet is not None:
+                self._outlet.close()
+        for sink in list(self._sinks):
+            self._to_sink(sink, "close")
+
+    def _state(self, compiling: Mapping[str, Any] | None = None, *, ended: bool = False) -> None:
+        """What this rank is doing, for the live view."""
+        if self._journal is None or not self._open and not ended:
+            return
+        last = self._last_event
+        self._journal.state(
+            {
+                **{k: self._facts[k] for k in ("id", "rank", "world_size", "pid", "host", "started")},
+                "time": time.time(),
+                "step": self.steps,
+                "step_seconds": self._journal.recent(),
+                "compiling": dict(compiling) if compiling else None,
+                "last": None if last is None else {"kind": last.kind, "step": last.step, "block": last.block, "cause": last.detail.get("cause")},
+                "group_timeout": self._watched.group_timeout(),
+                "ended": ended,
+            }
+        )
+
+    def _tick(self) -> None:
+        """About once a second, at a step's end."""
+        self._state()
+        self._watched.renew()
+
+    def _check_watched(self) -> None:
+        self._watched.install()
+        if self.steps == self._warmup_steps + 1:
+            for name, cls in self._watched.never_run():
+                message = f"{name} ({cls}) is compiled but has not run compiled in {self.steps} steps"
+                detail = {"type": "compiled_region_not_reached", "message": message, "phase": "monitor", "fullgraph": None}
+                self._on_event(Event(kind="error", time=time.time(), step=self.steps, block=name, block_class=cls, detail=detail))
+
+    def _alarm(self, alarm: Alarm) -> None:
+        if len(self.alarms) < KEEP_EVENTS:
+            self.alarms.append(alarm)
+        self._say(logging.WARNING, f"step {alarm.step}: {alarm.block or ''}{': ' if alarm.block else ''}{alarm.message}")
+        if callable(self._on_recompile) and alarm.kind in RECOMPILE_KINDS and alarm.event is not None:
+            self._guarded(self._on_recompile, alarm.event)
+        if self._on_alarm is not None:
+            self._guarded(self._on_alarm, alarm)
+        for sink in list(self._sinks):
+            self._to_sink(sink, "alarm", alarm)
+        if alarm.kind in self._raise_on and self._boundary is None:
+            self._boundary = MonitorAlarm(alarm)
+
+    def _raise_at_boundary(self) -> None:
+        boundary, self._boundary = self._boundary, None
+        if boundary is not None:
+            raise boundary
+
+    def _say(self, level: int, text: str) -> None:
+        if not self._quiet:
+            log.log(level, "[rank %d] %s", self._rank, text)
+
+    def _to_sink(self, sink: Sink, method: str, *args: Any) -> None:
+        try:
+            getattr(sink, method)(*args)
+        except Exception as error:  # noqa: BLE001 - a tracker that fails must not stop the training
+            if sink in self._sinks:
+                self._sinks.remove(sink)
+            self._warn(f"{type(sink).__name__} is left out from here on: {type(error).__name__}: {error}")
+
+    def _guarded(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except Exception as error:  # noqa: BLE001 - runs inside the user's training, which a bug of ours must not reach
+            self._warn(f"internal error in {getattr(function, '__name__', function)}: {type(error).__name__}: {error}")
+            return None
+
+    def _warn(self, text: str) -> None:
+        """One warning, then silence."""
+        if not self._warned:
+            self._warned = True
+            log.warning("[rank %s] %s", getattr(self, "_rank", "?"), text)
+
+
+_LIVE: weakref.WeakSet[Monitor] = weakref.WeakSet()
+
+
+def _forked() -> None:
+    """A forked child (a data worker) shares the files but is no rank: it must write nothing."""
+    for monitor in list(_LIVE):
+        monitor._open = False
+        monitor._journal = None
+        monitor._sinks.clear()
+        monitor._end_steps()
+
+
+os.register_at_fork(after_in_child=_forked)
+
+__all__ = ["FLUSH_S", "Monitor", "MonitorAlarm"]

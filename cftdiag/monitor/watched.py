@@ -1,0 +1,123 @@
+"""The parts of torch that a monitor holds on to beside the recorder: compiles in flight, batch shapes, blocks that never ran, guard lookups."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from cftdiag.capture import batches
+from cftdiag.capture.compiling import Compiling, group_timeout, recompile_limit
+from cftdiag.capture.lookups import Lookups
+from cftdiag.events import Event
+
+#: Limit of torch 2.11 to 2.14, reported until Dynamo is there to be asked.
+DEFAULT_LIMIT = 8
+
+
+class Watched:
+    """Installs what is installed at a step's border (never in mid-call) and takes all of it off again."""
+
+    def __init__(
+        self,
+        recorder: Any,
+        *,
+        shape: Callable[[tuple[int, int] | None], None],
+        compile_start: Callable[[str], None],
+        compile_end: Callable[[], None],
+    ) -> None:
+        self.pending = False
+        """A compile has been seen since the last :meth:`install`: there may be modules to watch."""
+        self._recorder = recorder
+        self._shape = shape
+        self._compiling = Compiling(compile_start, compile_end)
+        self._lookups: Lookups | None = None
+        self._undo: dict[int, Callable[[], None]] = {}
+        self._names: dict[int, tuple[str, str, frozenset[tuple[str, int]]]] = {}
+        self._ran: set[int] = set()
+        self._compiled: set[tuple[str, int]] = set()
+        self._tapped: int | None = None
+        self._timeout: float | None = None
+        self.renew()
+
+    def renew(self) -> None:
+        """Put back what ``torch._dynamo.reset()`` takes out; does nothing before Dynamo is imported."""
+        if "torch._dynamo" in sys.modules:
+            self._compiling.renew()
+
+    def close(self) -> None:
+        """Take everything off."""
+        self._compiling.close()
+        if self._lookups is not None:
+            self._lookups.close()
+        for undo in self._undo.values():
+            undo()
+        self._undo.clear()
+
+    def note(self, event: Event) -> None:
+        """See an event of the recorder."""
+        if event.kind == "compile":
+            self.pending = True
+            if event.code is not None and event.detail.get("status") == "ok":
+                self._compiled.add((event.code.file, event.code.line))
+
+    def install(self) -> None:
+        """Watch compiled modules that are not watched yet: the first one's batches, and of each whether it runs at all."""
+        self.pending = False
+        for name, module in batches.compiled_modules(self._recorder.blocks):
+            key = id(module)
+            if key in self._names:
+                continue
+            cls = type(batches.unwrap(module)).__name__
+            self._names[key] = (name, cls, frozenset(batches.forward_codes(module)))
+            if self._tapped is None:
+                self._tapped = key
+                self._undo[key] = batches.wrap_call(module, self._batch)
+            else:
+                self._undo[key] = batches.wrap_call(module, lambda args, kwargs, key=key: self._first_call(key))
+
+    def never_run(self) -> list[tuple[str, str]]:
+        """(name, class) of compiled modules that were never called, or called while no code of theirs was ever compiled."""
+        found = []
+        for key, (name, cls, codes) in self._names.items():
+            if key not in self._ran or not codes & self._compiled:
+                found.append((name, cls))
+        return found
+
+    def count_guards(self, every: int) -> None:
+        """Count guard lookups from now on."""
+        self._lookups = Lookups(every, self._block)
+        if not self._lookups.open():
+            self._lookups = None
+
+    def guard_counts(self, steps: int) -> dict[str, Any] | None:
+        """What the lookups say; None when they were not counted."""
+        return None if self._lookups is None else self._lookups.to_dict(steps)
+
+    def limit(self) -> int:
+        """``recompile_limit`` of the training thread."""
+        return recompile_limit() or DEFAULT_LIMIT
+
+    def group_timeout(self) -> float | None:
+        """Seconds until a collective gives up, once there is a process group."""
+        if self._timeout is None:
+            self._timeout = group_timeout()
+        return self._timeout
+
+    def _batch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        try:
+            if self._tapped is not None:
+                self._ran.add(self._tapped)
+            if not batches.in_backward():
+                self._shape(batches.batch_shape(args, kwargs))
+        except Exception:  # noqa: BLE001 - runs ahead of the user's forward pass; a shape is not worth a training
+            self._shape(None)
+
+    def _first_call(self, key: int) -> None:
+        self._ran.add(key)
+        self._undo.pop(key, lambda: None)()
+
+    def _block(self, module: Any) -> str | None:
+        blocks = self._recorder.blocks
+        name = blocks.name(module)
+        return None if name is None else blocks.block(name)

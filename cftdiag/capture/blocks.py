@@ -26,6 +26,12 @@ def unwrap(module: Any) -> Any:
         module = inner
 
 
+def class_name(module: Any) -> str:
+    """Class of a module; FSDP2 gives each sharded module a class of its own (``FSDPBlock``) in front of the real one."""
+    bases = type(module).__mro__
+    return bases[2].__name__ if len(bases) > 2 and bases[1].__name__ == "FSDPModule" else bases[0].__name__
+
+
 class Blocks:
     """The modules of the watched models by identity.
 
@@ -84,7 +90,7 @@ class Blocks:
         """Class name of a block."""
         wanted = "" if block == ROOT else block
         module = next((ref() for ref, name in self._known.values() if name == wanted and ref() is not None), None)
-        return None if module is None else type(unwrap(module)).__name__
+        return None if module is None else class_name(unwrap(module))
 
     def _compiled(self) -> set[str]:
         """Names of modules that are compiled by themselves, the root left out: a whole-model compile still names the block inside."""

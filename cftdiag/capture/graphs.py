@@ -47,7 +47,7 @@ def track(block: Any, fqn: str, rec: Recorder) -> Callable[[], None]:
     Wraps the block's compiled call from outside: a module hook would be traced into the graph. A block that is not compiled is left alone.
     """
     name = "_compiled_call_impl" if getattr(block, "_compiled_call_impl", None) is not None else "forward"
-    call = getattr(block, name, None)
+    call: Callable[..., Any] = getattr(block, name)
     if name == "forward" and "_orig_mod" not in block._modules:
         return _nothing
     rec.blocks.named.add(fqn)

@@ -14,6 +14,7 @@ from types import CodeType
 from typing import Any
 
 from cftdiag.capture import reasons
+from cftdiag.capture.values import short_repr
 from cftdiag.events import Guard
 
 #: Guards that remember tensors between calls: asked out of turn they answer wrongly.
@@ -47,7 +48,8 @@ def probe(code: CodeType, f_locals: Mapping[str, Any]) -> list[tuple[str, bool, 
     found = []
     scope = dict(f_locals)
     for entry in _debug_get_cache_entry_list(code):
-        ok = bool(entry.guard_manager.check(scope))
+        invalid = getattr(entry.guard_manager, "invalidation_reason", None) is not None
+        ok = not invalid and bool(entry.guard_manager.check(scope))
         found.append((str(entry.compile_id), ok, None if ok else first_failure(entry, scope)))
     return found
 
@@ -55,6 +57,9 @@ def probe(code: CodeType, f_locals: Mapping[str, Any]) -> list[tuple[str, bool, 
 def first_failure(entry: Any, f_locals: Mapping[str, Any]) -> Guard | None:
     """The guard that torch finds failing first for these locals, with its values; None when all hold."""
     manager = entry.guard_manager
+    invalid = getattr(manager, "invalidation_reason", None)
+    if invalid is not None:
+        return Guard(expression=str(invalid))
     info = manager.check_verbose(f_locals)
     if info.result:
         return None
@@ -89,9 +94,11 @@ def failures(entry: Any, f_locals: Mapping[str, Any]) -> list[Failure]:
     return found
 
 
-def complete(guard: Guard, scope: Mapping[str, Any]) -> Guard:
+def complete(guard: Guard, scope: dict[str, Any]) -> Guard:
     """The guard with ``actual`` and ``value_type`` evaluated from its source, where that has no side effect and works."""
     source = guard.source
+    if guard.expression.startswith("GLOBAL_STATE changed") and "grad_mode" in guard.expression:
+        return dataclasses.replace(guard, **_grad_mode())
     if source is None or guard.value_type is not None:
         return guard
     reached, value = _value(source, scope)
@@ -102,7 +109,7 @@ def complete(guard: Guard, scope: Mapping[str, Any]) -> Guard:
             return dataclasses.replace(guard, actual=repr(len(value)), value_type=type(value).__name__)
         except TypeError:
             return guard
-    return dataclasses.replace(guard, actual=guard.actual or _repr(value), value_type=type(value).__name__)
+    return dataclasses.replace(guard, actual=guard.actual or short_repr(value), value_type=type(value).__name__)
 
 
 def scope_of(entry: Any, f_locals: Mapping[str, Any]) -> dict[str, Any]:
@@ -110,7 +117,7 @@ def scope_of(entry: Any, f_locals: Mapping[str, Any]) -> dict[str, Any]:
     return _scope(entry.guard_manager, f_locals)
 
 
-def _leaves(node: Any, value: Any, scope: Mapping[str, Any]) -> list[Failure]:
+def _leaves(node: Any, value: Any, scope: dict[str, Any]) -> list[Failure]:
     found: list[Failure] = []
     for leaf in node.get_leaf_guards():
         kind = type(leaf).__name__
@@ -126,21 +133,37 @@ def _leaves(node: Any, value: Any, scope: Mapping[str, Any]) -> list[Failure]:
 def _check(leaf: Any, value: Any) -> bool:
     try:
         return bool(leaf(value))
-    except Exception:  # a guard on an object of another type may raise anything: it does not hold
+    except Exception:  # noqa: BLE001 - a guard on an object of another type may raise anything: it does not hold
         return False
 
 
-def _explain(kind: str, parts: list[str], value: Any, scope: Mapping[str, Any]) -> list[Failure]:
+def _explain(kind: str, parts: list[str], value: Any, scope: dict[str, Any]) -> list[Failure]:
     if kind == "TENSOR_MATCH" and parts:
         differing = tensor_differences(parts[0], value)
         if differing:
             return differing
     if kind == "GLOBAL_STATE":
-        return [Failure(Guard(expression="GLOBAL_STATE changed"), "global_state")]
+        return [_global_state(parts)]
     return [_failure(parts[0], scope)] if parts else []
 
 
-def _failure(part: str, scope: Mapping[str, Any]) -> Failure:
+def _global_state(parts: list[str]) -> Failure:
+    """The failing guard on torch's global state; what of it changed is told for the gradient mode, the everyday case."""
+    expected = re.search(r'"grad_mode":(true|false)', parts[0]) if parts else None
+    now = _grad_mode()
+    if expected is not None and expected.group(1) != now["actual"].lower():
+        return Failure(Guard(expression="GLOBAL_STATE changed: grad_mode", source="grad_mode", **now), "global_state")
+    return Failure(Guard(expression="GLOBAL_STATE changed"), "global_state")
+
+
+def _grad_mode() -> dict[str, str]:
+    import torch
+
+    now = torch.is_grad_enabled()
+    return {"expected": str(not now), "actual": str(now), "value_type": "bool"}
+
+
+def _failure(part: str, scope: dict[str, Any]) -> Failure:
     miss = reasons.parse(part)
     return Failure(complete(miss.guard, scope), miss.stage)
 
@@ -194,33 +217,23 @@ def _scope(manager: Any, f_locals: Mapping[str, Any]) -> dict[str, Any]:
     return scope
 
 
-def _value(source: str, scope: Mapping[str, Any]) -> tuple[bool, Any]:
+def _value(source: str, scope: dict[str, Any]) -> tuple[bool, Any]:
     """(True, value) of a guard source; (False, None) where the objects met have no such part."""
     if source in ("L", "G"):
         return True, scope[source]
     try:
-        return True, eval(_compiled(source), scope)  # noqa: S307 - torch's own accessor expression over the frame's locals
-    except Exception:  # any object of the user's may raise anything when an attribute is missing
+        return True, eval(_compiled(source), scope)  # torch's own accessor expression over the frame's locals
+    except Exception:  # noqa: BLE001 - any object of the user's may raise anything when an attribute is missing
         return False, None
 
 
-def _holds(part: str, scope: Mapping[str, Any]) -> bool:
+def _holds(part: str, scope: dict[str, Any]) -> bool:
     try:
-        return bool(eval(_compiled(part), scope))  # noqa: S307 - torch's own guard expression
-    except Exception:  # a part that cannot be evaluated here says nothing
+        return bool(eval(_compiled(part), scope))  # torch's own guard expression
+    except Exception:  # noqa: BLE001 - a part that cannot be evaluated here says nothing
         return True
 
 
 @functools.lru_cache(maxsize=8192)
 def _compiled(text: str) -> CodeType:
     return compile(text, "<guard>", "eval")
-
-
-def _repr(value: Any) -> str:
-    """A short ``repr``: a tensor's metadata instead of its data."""
-    if hasattr(value, "dtype") and hasattr(value, "shape"):
-        return f"{type(value).__name__}(shape={list(value.shape)}, dtype={value.dtype})"
-    try:
-        return repr(value)[:200]
-    except Exception:  # a user's __repr__ may raise anything
-        return f"<{type(value).__name__}>"

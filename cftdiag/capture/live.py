@@ -6,84 +6,74 @@ locals hold the block), the cache entries that missed, and the exception that en
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
+import re
 import sys
 from types import CodeType, FrameType
 from typing import Any
 
 from cftdiag.capture import guards, reasons
-from cftdiag.capture.blocks import Blocks
-from cftdiag.events import Code
+from cftdiag.capture.blocks import Blocks, strip, unwrap
+from cftdiag.capture.values import describe, full_path
+from cftdiag.events import Code, Guard
 
-_COMPILE = "_compile"
-_COMPILE_FILE = "convert_frame.py"
-_SELF_PREFIX = "L['self']"
+_PART = re.compile(r"\._modules\['([^']+)'\]|\['([^']+)'\]|\[(\d+)\]|\.(\w+)")
 
 
 class LiveCompile:
-    """One look at the stack. Made inside a log handler, used there, dropped there."""
+    """One look at the stack (a :class:`~cftdiag.capture.state.Live`). Made inside a log handler, used there, dropped there."""
 
-    def __init__(self, locals_: dict[str, Any], above: list[Any], under_checkpoint: bool, blocks: Blocks, handler: FrameType | None) -> None:
+    def __init__(self, compiling: FrameType, handler: FrameType, blocks: Blocks) -> None:
+        locals_ = compiling.f_locals
+        above, self.under_checkpoint = _modules_above(compiling.f_back)
+        if not blocks and above:
+            # No model was given: the outermost module on the stack is the root.
+            blocks.watch(above[-1])
         self._locals = locals_
-        self._blocks = blocks
         self._handler = handler
-        frame = locals_.get("frame")
-        self._frame_locals: dict[str, Any] = dict(getattr(frame, "f_locals", None) or {})
+        self._blocks = blocks
+        self._frame_locals: dict[str, Any] = dict(getattr(locals_.get("frame"), "f_locals", None) or {})
         code: CodeType | None = locals_.get("code")
         self._code = code
         self.code = Code(qualname=code.co_qualname, file=code.co_filename, line=code.co_firstlineno) if code is not None else None
         self.fullgraph: bool | None = locals_.get("one_graph")
-        self.under_checkpoint = under_checkpoint
-        self._module = self._owner(above)
-        name = None if self._module is None else self._blocks.name(self._module)
-        self.block = None if name is None else blocks.block(name)
+        self._module, self._name = self._owner(above)
+        self.block = None if self._name is None else blocks.block(self._name)
         self.block_class = None if self.block is None else blocks.cls(self.block)
 
     @classmethod
     def find(cls, blocks: Blocks) -> LiveCompile | None:
         """The innermost compile on this thread's stack, or None."""
-        frame: FrameType | None = sys._getframe(1)
-        handler = frame
-        while frame is not None and not (frame.f_code.co_name == _COMPILE and frame.f_code.co_filename.endswith(_COMPILE_FILE)):
+        handler = sys._getframe(1)
+        frame: FrameType | None = handler
+        while frame is not None and not is_compile(frame.f_code):
             frame = frame.f_back
-        if frame is None:
-            return None
-        above, under_checkpoint = _modules_above(frame.f_back)
-        if not blocks and above:
-            # No model was given: the outermost module on the stack is the root.
-            blocks.watch(above[-1])
-        return cls(frame.f_locals, above, under_checkpoint, blocks, handler)
+        return None if frame is None else cls(frame, handler, blocks)
 
-    def _owner(self, above: list[Any]) -> Any:
-        """The module being compiled: among the compiled frame's locals (first argument first), else the nearest one that is calling."""
+    def _owner(self, above: list[Any]) -> tuple[Any, str | None]:
+        """The module being compiled and its name: among the compiled frame's locals (first argument first), else the nearest one that is calling."""
+        candidates = [*self._frame_locals.values(), *above]
         for attempt in range(2):
-            for value in self._frame_locals.values():
-                if self._blocks.name(value) is not None:
-                    return value
-            for module in above:
-                if self._blocks.name(module) is not None:
-                    return module
+            for value in candidates:
+                name = self._blocks.name(value)
+                if name is not None:
+                    return value, name
             if attempt == 0:
                 self._blocks.refresh()
-        return None
+        return None, None
 
     def arguments(self) -> dict[str, Any]:
         """The frame's tensor and scalar arguments by the block's parameter names."""
         names = self.parameters()
-        found: dict[str, Any] = {}
-        for name, value in self._argument_values():
-            described = _describe(value)
-            if described is not None:
-                found[names.get(name, name)] = described
-        return found
+        described = ((names.get(name, name), describe(value)) for name, value in self._argument_values())
+        return {name: value for name, value in described if value is not None}
 
     def parameters(self) -> dict[str, str]:
         """``args[0]`` -> parameter name of the block's ``forward``, for frames that take ``*args`` (wrappers, ``__call__``)."""
         code = self._code
         if code is None or not code.co_flags & inspect.CO_VARARGS or self._module is None:
             return {}
-        from cftdiag.capture.blocks import unwrap
-
         varargs = code.co_varnames[code.co_argcount + code.co_kwonlyargcount]
         try:
             parameters = list(inspect.signature(unwrap(self._module).forward).parameters.values())
@@ -98,16 +88,24 @@ class LiveCompile:
         return [self._miss(miss, entries.get(miss.entry or "")) for miss in found]
 
     def _miss(self, miss: reasons.Miss, entry: Any) -> tuple[reasons.Miss, int | None, dict[str, list[str | None]]]:
-        import dataclasses
-
-        if entry is None or not hasattr(entry.guard_manager, "root"):
+        if entry is None or getattr(entry.guard_manager, "invalidation_reason", None) is not None:
             return miss, None, {}
         failed = guards.failures(entry, self._frame_locals)
         guard = guards.complete(miss.guard, guards.scope_of(entry, self._frame_locals))
         changed = {f.guard.source: [f.guard.expected, f.guard.actual] for f in failed if f.guard.source is not None}
-        return dataclasses.replace(miss, guard=guard), len(failed) or None, changed
+        own = None if self._code is None else self._code.co_filename
+        stack = tuple(dataclasses.replace(frame, file=full_path(frame.file, own)) for frame in miss.stack)
+        return dataclasses.replace(miss, guard=guard, stack=stack), len(failed) or None, changed
 
-    def inner_block(self) -> tuple[str, str] | None:
+    def guard_block(self, guard: Guard) -> str | None:
+        """The inner block whose attribute a guard of a whole-model compile reads."""
+        name = self._relative(guard.source or "")
+        if name is None or not name:
+            return None
+        block = self._blocks.block(name)
+        return block if block != self.block and self._blocks.cls(block) is not None else None
+
+    def inner_block(self) -> tuple[str, str | None] | None:
         """(block, class) in which tracing stands: inside a whole-model compile the inlined block, not the root."""
         for tracer in self._tracers():
             stack = getattr(tracer, "nn_module_stack", None)
@@ -120,23 +118,31 @@ class LiveCompile:
                 return block, self._blocks.cls(block) or getattr(kind, "__name__", str(kind))
         return None
 
-    def exception(self) -> tuple[str, str] | None:
-        """(class name, text) of the exception that ends the capture, where one is in flight."""
+    def exception(self) -> str:
+        """Class name of the exception that ends the capture; "" when none is in flight."""
         error = self._error()
-        return None if error is None else (type(error).__name__, str(error))
+        return "" if error is None else type(error).__name__
 
     def _error(self) -> BaseException | None:
         """The exception in ``_compile``'s handler, or the one that a graph break is being logged for."""
         error = self._locals.get("e")
         if error is None:
-            frame = self._handler
+            frame: FrameType | None = self._handler
             while frame is not None and frame.f_code.co_name != "log_graph_break":
                 frame = frame.f_back
             error = frame.f_locals.get("exc") if frame is not None else None
         return error if isinstance(error, BaseException) else None
 
     def _entries(self) -> list[Any]:
-        return list(self._locals.get("cache_entries_for_reasons") or self._locals.get("cache_entries") or ())
+        for name in ("cache_entries_for_reasons", "cache_entries"):
+            if name in self._locals:
+                return list(self._locals[name] or ())
+        if self._code is None:
+            return []
+        # Before torch 2.13 _compile has no such local.
+        from torch._dynamo.eval_frame import _debug_get_cache_entry_list
+
+        return list(_debug_get_cache_entry_list(self._code))
 
     def _argument_values(self) -> list[tuple[str, Any]]:
         code = self._code
@@ -153,41 +159,43 @@ class LiveCompile:
         return named
 
     def _tracers(self) -> list[Any]:
-        """Instruction translators, innermost first: of the record's own stack while tracing, of the exception's traceback afterwards."""
-        found: list[Any] = []
-        frame = self._handler
-        while frame is not None and frame.f_code.co_name != _COMPILE:
-            if frame.f_code.co_name in ("log_graph_break", "step", "run"):
-                found.append(frame.f_locals.get("self"))
-            frame = frame.f_back
-        traceback = getattr(self._error(), "__traceback__", None)
+        """Instruction translators, innermost first: those the exception went through, then those that are still tracing."""
         raised: list[Any] = []
+        traceback = getattr(self._error(), "__traceback__", None)
         while traceback is not None:
             if traceback.tb_frame.f_code.co_name == "step":
                 raised.append(traceback.tb_frame.f_locals.get("self"))
             traceback = traceback.tb_next
-        return raised[::-1] + found
+        tracing: list[Any] = []
+        frame: FrameType | None = self._handler
+        while frame is not None and not is_compile(frame.f_code):
+            if frame.f_code.co_name in ("log_graph_break", "step"):
+                tracing.append(frame.f_locals.get("self"))
+            frame = frame.f_back
+        return raised[::-1] + tracing
 
     def _relative(self, path: str) -> str | None:
-        """A tracer's module path (``L['self'].layers.2``) as a name in the watched model."""
-        if not path.startswith(_SELF_PREFIX):
+        """A source that starts at the compiled module (``L['self'].layers[2].idx``) as a name in the watched model; None for any other."""
+        if self._name is None:
             return None
-        own = None if self._module is None else self._blocks.name(self._module)
-        if own is None:
+        first = next((name for name, value in self._frame_locals.items() if value is self._module), None)
+        prefix = f"L[{first!r}]"
+        if first is None or not path.startswith(prefix):
             return None
-        import re
+        tail = [next(part for part in match.groups() if part is not None) for match in _PART.finditer(path, len(prefix))]
+        return strip(".".join(part for part in [self._name, *tail] if part and part != "_modules"))
 
-        tail = re.sub(r"_modules\['(\w+)'\]|\['?(\w+)'?\]", lambda m: f".{m.group(1) or m.group(2)}", path.removeprefix(_SELF_PREFIX))
-        from cftdiag.capture.blocks import strip
 
-        return strip(".".join(part for part in [own, *tail.split(".")] if part))
+def is_compile(code: CodeType) -> bool:
+    """True for ``_compile`` of ``torch/_dynamo/convert_frame.py``."""
+    return code.co_name == "_compile" and code.co_filename.endswith("convert_frame.py")
 
 
 def _modules_above(frame: FrameType | None) -> tuple[list[Any], bool]:
     """(modules whose call is on the stack, nearest first; whether a checkpoint's forward or recomputation is).
 
-    Only frames of ``Module._call_impl`` are asked for their locals: they end with the call, while asking a training loop's frame would keep
-    its tensors alive until the loop ends (before Python 3.13, ``f_locals`` is a copy that the frame keeps).
+    Only frames of ``Module.__call__`` are asked for their locals: they end with the call, while asking a training loop's frame would keep its
+    tensors alive until the loop ends (before Python 3.13, ``f_locals`` is a copy that the frame keeps).
     """
     import torch
 
@@ -203,20 +211,3 @@ def _modules_above(frame: FrameType | None) -> tuple[list[Any], bool]:
             checkpoint = True
         frame = frame.f_back
     return found, checkpoint
-
-
-def _describe(value: Any) -> dict[str, Any] | None:
-    """JSON form of an argument: a tensor's metadata or a scalar's value; None for anything else."""
-    import torch
-
-    if isinstance(value, torch.Tensor):
-        return {
-            "shape": [int(n) for n in value.shape],
-            "dtype": str(value.dtype).removeprefix("torch."),
-            "requires_grad": bool(value.requires_grad),
-            "device": str(value.device),
-            "class": type(value).__name__,
-        }
-    if value is None or isinstance(value, bool | int | float | str):
-        return {"value": value if not isinstance(value, str) else value[:200], "type": type(value).__name__}
-    return None

@@ -113,7 +113,7 @@ def read(expression: str) -> tuple[Guard, str]:
 
 def full_source(name: str) -> str:
     """``x`` -> ``L['x']``, ``self.fc`` -> ``L['self'].fc``: undo torch's shortening of local names."""
-    if name.startswith(("L[", "G[", "___", "len(", "torch.", "utils_device")):
+    if name.startswith(("L[", "G[", "len(", "torch.", "utils_device")) or (name.startswith("___") and not name.startswith("___stack")):
         return name
     match = re.match(r"[A-Za-z_]\w*", name)
     return f"L[{match.group(0)!r}]{name[match.end() :]}" if match else name
@@ -136,7 +136,7 @@ def closest(misses: Sequence[tuple[int | None, str, bool]]) -> int | None:
     return min(range(len(misses)), key=key)
 
 
-def reasons(misses: Sequence[Miss], counts: Sequence[int | None], block: str | None, owners: Sequence[str | None]) -> tuple[Reason, ...]:
+def ranked(misses: Sequence[Miss], counts: Sequence[int | None], block: str | None, owners: Sequence[str | None]) -> tuple[Reason, ...]:
     """All reasons of one recompile with the closest marked."""
     best = closest([(count, miss.stage, owner is not None and owner == block) for miss, count, owner in zip(misses, counts, owners, strict=True)])
     return tuple(Reason(entry=miss.entry, guard=miss.guard, closest=i == best, failed=counts[i], block=owners[i]) for i, miss in enumerate(misses))

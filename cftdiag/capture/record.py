@@ -11,6 +11,19 @@ _CONTEXT = frozenset(
     "rank compiled_autograd_id frame_id frame_compile_id attempt severity timestamp pathname thread subgraph_name has_payload stack".split()
 )
 
+#: Records that carry a graph or generated code; their payloads are only kept on request.
+GRAPHS = frozenset("dynamo_output_graph inductor_output_code aot_forward_graph aot_backward_graph aot_joint_graph inductor_post_grad_graph".split())
+#: Records that become events or parts of them; all others are dropped by their name, before anything is read from them.
+WANTED = GRAPHS | frozenset(
+    "artifact dynamo_start create_symbol create_unbacked_symbol symbolic_shape_specialization compilation_metrics bwd_compilation_metrics".split()
+)
+#: Artifact -> (cache, outcome).
+CACHE_ARTIFACTS = {
+    f"{prefix}_{outcome}": (cache, outcome)
+    for prefix, cache in (("aotautograd_cache", "aotautograd"), ("fx_graph_cache", "fx_graph"))
+    for outcome in ("hit", "miss", "bypass")
+}
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Record:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
+import traceback
 from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any
 
-from cftdiag.capture.assemble import GRAPHS, WANTED, Assembler, Live
+from cftdiag.capture.assemble import Assembler
 from cftdiag.capture.blocks import Blocks
-from cftdiag.capture.record import Record
+from cftdiag.capture.record import CACHE_ARTIFACTS, GRAPHS, WANTED, Record
+from cftdiag.capture.state import Live
 from cftdiag.events import Event, Frame
 
 TRACE_LOGGER = "torch.__trace"
@@ -18,7 +21,7 @@ TRACE_LOGGER = "torch.__trace"
 #: Records for which the Python stack is looked at.
 _LOOK = frozenset({"dynamo_start", "compilation_metrics"})
 _LOOK_ARTIFACTS = frozenset({"recompile_reasons", "dynamo_error", "dynamo_graph_break_reason"})
-_ARTIFACTS = _LOOK_ARTIFACTS | {f"{cache}_cache_{outcome}" for cache in ("aotautograd", "fx_graph") for outcome in ("hit", "miss", "bypass")}
+_ARTIFACTS = _LOOK_ARTIFACTS | CACHE_ARTIFACTS.keys()
 
 
 class Recorder:
@@ -44,6 +47,7 @@ class Recorder:
         self._lock = threading.RLock()
         self._running = threading.local()
         self._backends: dict[Any, Callable[..., Any]] = {}
+        self._told: set[str] = set()
         self._undo: list[Callable[[], None]] = []
         if model is not None:
             self.watch(model)
@@ -79,7 +83,7 @@ class Recorder:
                 logger.handlers.insert(0, self._handler)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         with self._lock:
             self._depth -= 1
             if self._depth:
@@ -90,11 +94,13 @@ class Recorder:
             self._undo.clear()
             self._emit(self._assembler.close())
 
-    def error(self, error: BaseException, phase: str = "run") -> Event:
-        """Record an exception that reached the training loop (a CheckpointError in backward) as an ``error`` event."""
-        import time
-        import traceback
+    def error(self, error: BaseException, phase: str = "run") -> Event | None:
+        """Record an exception that reached the training loop (a CheckpointError in backward) as an ``error`` event.
 
+        Returns None, and records nothing, when torch's trace has told of it already (a fullgraph failure, a limit hit that raised).
+        """
+        if type(error).__name__ in self._told:
+            return None
         stack = tuple(Frame(file=f.filename, line=f.lineno, function=f.name, code=f.line) for f in traceback.extract_tb(error.__traceback__))
         event = Event(
             kind="error",
@@ -119,19 +125,32 @@ class Recorder:
         record = Record.of(metadata, payload, time)
         live: Live | None = None
         if record.name in _LOOK or record.artifact in _LOOK_ARTIFACTS:
-            from cftdiag.capture.live import LiveCompile
-
-            live = LiveCompile.find(self.blocks)
+            live = self._look()
         with self._lock:
-            self._emit(self._assembler.feed(record, live))
+            try:
+                events = self._assembler.feed(record, live)
+            except Exception as error:  # noqa: BLE001 - something odd about the user's objects must not cost the event itself
+                self._problem("live view", error)
+                events = self._assembler.feed(record, None)
+            self._emit(events)
+
+    def _look(self) -> Live | None:
+        from cftdiag.capture.live import LiveCompile
+
+        try:
+            return LiveCompile.find(self.blocks)
+        except Exception as error:  # noqa: BLE001 - a user's module may raise on any access
+            self._problem("attribution", error)
+            return None
 
     def _emit(self, events: list[Event]) -> None:
         for event in events:
             self.events.append(event)
+            self._told.update(_exceptions(event))
             if self._on_event is not None:
                 try:
                     self._on_event(event)
-                except Exception as error:  # the callback runs inside the user's compile: nothing of it may reach the training
+                except Exception as error:  # noqa: BLE001 - the callback runs inside the user's compile: nothing of it may reach the training
                     self._problem("on_event", error)
 
     def _problem(self, where: str, error: Exception) -> None:
@@ -168,7 +187,7 @@ class _Tap(logging.Handler):
             if name == "artifact" and metadata[name].get("name") not in _ARTIFACTS:
                 return
             self._recorder._feed(metadata, record.payload, record.created)  # type: ignore[attr-defined]
-        except Exception as error:  # logging runs inside the user's compile: nothing of ours may reach it
+        except Exception as error:  # noqa: BLE001 - logging runs inside the user's compile: nothing of ours may reach it
             self._recorder._problem("trace record", error)
 
 
@@ -176,3 +195,14 @@ def _trace_logger() -> logging.Logger:
     import torch._logging  # noqa: F401  (sets the logger up: level, isEnabledFor)
 
     return logging.getLogger(TRACE_LOGGER)
+
+
+def _exceptions(event: Event) -> tuple[str, ...]:
+    """Class names of the exceptions that the event stands for."""
+    if event.kind == "graph_break" and event.detail.get("fullgraph"):
+        return (str(event.detail["exception"]),)
+    if event.kind == "limit_hit" and event.detail.get("raised"):
+        return ("FailOnRecompileLimitHit",)
+    if event.kind == "recompile" and event.detail.get("raised"):
+        return ("RecompileError",)
+    return (str(event.detail["type"]),) if event.kind == "error" and event.detail.get("phase") != "run" else ()

@@ -13,6 +13,15 @@ _HOP = re.compile(r"^\s*Higher Order Operator: (.+)$", re.M)
 _EXCEPTION = re.compile(r"^((?:[A-Za-z_]\w*\.)*[A-Z]\w*)(?:: (.*))?$", re.M | re.S)
 _DATA_DEPENDENT = re.compile(r"data[- ]dependent", re.I)
 
+#: What follows the message in a break's text.
+_STOPS = (
+    "\nUser code traceback:",
+    "\nStack variable source attribution:",
+    "\nfrom user code:",
+    "\nSet TORCHDYNAMO_VERBOSE",
+    "\nTraceback (most recent",
+)
+
 #: Exceptions that mean "this program cannot be captured whole", the fullgraph form of a graph break.
 BREAKS = frozenset({"Unsupported", "UserError", "GuardOnDataDependentSymNode", "UncapturedHigherOrderOpError", "StepUnsupported"})
 
@@ -31,6 +40,8 @@ class Break:
     hints: tuple[str, ...]
     context: str | None
     operator: str | None
+    structured: bool
+    """False for a plain exception text, without torch's explanation and hints."""
 
 
 def parse_break(text: str) -> Break:
@@ -50,19 +61,14 @@ def parse_break(text: str) -> Break:
         hints=tuple(_fields(text, "Hint")),
         context=_field(text, "Developer debug context"),
         operator=operator.group(1).strip() if operator else None,
+        structured=bool(marks) or gb is not None,
     )
 
 
 def message(text: str) -> str:
     """The message alone: without head lines, user stack, Python traceback and torch's closing advice."""
     text = text.partition("Graph Break Reason: ")[2] or text
-    for stop in (
-        "\nUser code traceback:",
-        "\nStack variable source attribution:",
-        "\nfrom user code:",
-        "\nSet TORCHDYNAMO_VERBOSE",
-        "\nTraceback (most recent",
-    ):
+    for stop in _STOPS:
         text = text.partition(stop)[0]
     return text
 

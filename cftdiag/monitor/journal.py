@@ -52,12 +52,11 @@ class Journal:
 
     def session(self, facts: Mapping[str, Any]) -> None:
         """Write the head of a session."""
-        self._write(self._note(0, {"session": dict(facts)}))
+        self.note(0, {"session": dict(facts)})
 
     def end(self, step: int, facts: Mapping[str, Any]) -> None:
         """Write what is pending and the end of the session, and close the file."""
-        self.flush()
-        self._write(self._note(step, {"end": dict(facts)}))
+        self.note(step, {"end": dict(facts)})
         if self._lines is not None:
             self._lines.close()
         if self._claim is not None:
@@ -67,6 +66,11 @@ class Journal:
         """Write one event now, after the steps that came before it."""
         self.flush()
         self._write(event)
+
+    def note(self, step: int, detail: Mapping[str, Any]) -> None:
+        """Write a line of kind ``step`` that stands for no step: ``{"blocks": [[name, class], ...]}``, the compiled modules."""
+        self.flush()
+        self._write(self._note(step, detail))
 
     def payload(self, digest: str, text: str) -> None:
         """Keep a text under its hash."""

@@ -36,6 +36,8 @@ class Session:
     end: Mapping[str, Any] | None = None
     events: list[Event] = dataclasses.field(default_factory=list)
     steps: list[Step] = dataclasses.field(default_factory=list)
+    blocks: list[tuple[str, str]] = dataclasses.field(default_factory=list)
+    """(name, class) of the compiled modules, where they were found."""
     lost: int = 0
 
 
@@ -164,6 +166,8 @@ def _sessions(file: Path, problems: list[str]) -> Iterator[Session]:
             current.events.append(event)
         elif "end" in event.detail:
             current.end = event.detail["end"]
+        elif "blocks" in event.detail:
+            current.blocks += [(str(name), str(cls)) for name, cls in event.detail["blocks"]]
         elif "lost" in event.detail:
             current.lost += int(event.detail["lost"])
         elif "seconds" in event.detail:

@@ -128,6 +128,8 @@ class Monitor:
     def __enter__(self) -> Monitor:
         self.start()
         self._begin()
+        if self._model is not None:
+            self._guarded(self._check_watched)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
@@ -333,7 +335,9 @@ class Monitor:
         self._watched.renew()
 
     def _check_watched(self) -> None:
-        self._watched.install()
+        found = self._watched.install()
+        if found and self._journal is not None:
+            self._journal.note(self.steps, {"blocks": found})
         if self.steps == self._warmup_steps + 1:
             for name, cls in self._watched.never_run():
                 message = f"{name} ({cls}) is compiled but has not run compiled in {self.steps} steps"

@@ -61,20 +61,23 @@ class Watched:
             if event.code is not None and event.detail.get("status") == "ok":
                 self._compiled.add((event.code.file, event.code.line))
 
-    def install(self) -> None:
-        """Watch compiled modules that are not watched yet: the first one's batches, and of each whether it runs at all."""
+    def install(self) -> list[tuple[str, str]]:
+        """Watch compiled modules that are not watched yet: the first one's batches, and of each whether it runs at all. Their (name, class)."""
         self.pending = False
+        found = []
         for name, module in batches.compiled_modules(self._recorder.blocks):
             key = id(module)
             if key in self._names:
                 continue
             cls = type(batches.unwrap(module)).__name__
             self._names[key] = (name, cls, frozenset(batches.forward_codes(module)))
+            found.append((name, cls))
             if self._tapped is None:
                 self._tapped = key
                 self._undo[key] = batches.wrap_call(module, self._batch)
             else:
                 self._undo[key] = batches.wrap_call(module, lambda args, kwargs, key=key: self._first_call(key))
+        return found
 
     def never_run(self) -> list[tuple[str, str]]:
         """(name, class) of compiled modules that were never called, or called while no code of theirs was ever compiled."""

@@ -8,7 +8,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from cftdiag.check.fastforward import collectives, reads
-from cftdiag.check.fastforward.rules import evaluate
+from cftdiag.check.fastforward.provenance import SKIPPED
+from cftdiag.check.fastforward.rules import allocate, evaluate, level_of
 
 collectives.install()
 _PLAIN = {torch.Tensor, torch.nn.Parameter, torch.nn.Buffer}
@@ -40,6 +41,10 @@ class SkipMode(TorchDispatchMode):
         kwargs = kwargs or {}
         if any(hasattr(t, "__tensor_flatten__") for t in types):
             return NotImplemented  # a wrapper subclass (DTensor) unwraps itself; its inner operators come back here
-        if not _PLAIN.issuperset(types) or not isinstance(func, torch._ops.OpOverload):
+        if not _PLAIN.issuperset(types):
             return func(*args, **kwargs)  # tracing: the next mode handles it
-        return evaluate(func, args, kwargs)
+        if isinstance(func, torch._ops.OpOverload):
+            return evaluate(func, args, kwargs)
+        if level_of((args, kwargs)) == SKIPPED:
+            return allocate(func, args, kwargs)
+        return func(*args, **kwargs)

@@ -7,6 +7,7 @@ A skipped input     allocate the outputs, compute nothing. Floating outputs are 
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -26,11 +27,9 @@ CAP = 1 << 22
 #: ``zeros_like(weight)``, random initialisation and the like are written for real only up to this many elements.
 SMALL = 1 << 16
 
+_NEW = {aten.new_zeros, aten.new_ones, aten.new_full, aten.new_empty, aten.new_empty_strided}
 #: The result does not depend on the values of the inputs.
-VALUE_FREE = {
-    aten.zeros_like, aten.ones_like, aten.full_like, aten.empty_like, aten.rand_like, aten.randn_like,
-    aten.new_zeros, aten.new_ones, aten.new_full, aten.new_empty, aten.new_empty_strided,
-}  # fmt: skip
+VALUE_FREE = {aten.zeros_like, aten.ones_like, aten.full_like, aten.empty_like, aten.rand_like, aten.randn_like} | _NEW
 #: The result is a Python number.
 READS = {aten._local_scalar_dense, aten.is_nonzero, aten.equal, aten.item}
 _FACTORIES = {aten.zeros, aten.ones, aten.full, aten.rand, aten.randn}
@@ -86,12 +85,12 @@ def empty(spec: Spec) -> torch.Tensor:
 
 def output_specs(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """The structure of ``func(*args, **kwargs)`` with a `Spec` for every tensor, without computing; cached."""
-    try:
-        key = (func, tuple(map(spec_of, tree_leaves((args, kwargs)))))
-        if key in _specs:
-            return _specs[key]
-    except TypeError:
-        key = None
+    key: Any = None
+    if isinstance(func, torch._ops.OpOverload):  # a higher-order operator takes functions, which are new in every call
+        with contextlib.suppress(TypeError):  # an unhashable argument
+            key = (func, tuple(map(spec_of, tree_leaves((args, kwargs)))))
+            if key in _specs:
+                return _specs[key]
     with _disable_current_modes(), _fake:
         blank = tree_map_only(torch.Tensor, lambda t: empty(spec_of(t)), (args, kwargs))
         out = tree_map(spec_of, func(*blank[0], **blank[1]))
@@ -164,6 +163,13 @@ def skip_mutable(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> A
     return allocate(func, args, kwargs)
 
 
+def _filled_for_real(packet: Any, like: torch.Tensor, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether the result of a `VALUE_FREE` operator is worth writing: all that can steer Python, and floats while they are few."""
+    size = math.prod(args[1]) if packet in _NEW else like.numel()
+    dtype = kwargs.get("dtype") or like.dtype
+    return size <= (SMALL if dtype.is_floating_point and status(like) == SKIPPED else CAP)
+
+
 def _too_big(packet: Any, ins: Sequence[torch.Tensor], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Real in principle, but not worth the time and memory."""
     if packet in _FACTORIES:
@@ -185,7 +191,7 @@ def evaluate(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         if level:
             note("read", func)
         return plausible.scalar(ins[0].dtype) if level == SKIPPED else func(*args, **kwargs)
-    if packet in VALUE_FREE and ins[0].numel() <= (SMALL if level == SKIPPED and is_float(ins[0]) else CAP):
+    if packet in VALUE_FREE and _filled_for_real(packet, ins[0], args, kwargs):
         return func(*args, **kwargs)
     if level == SKIPPED or _too_big(packet, ins, args, kwargs):
         return skip_mutable(func, args, kwargs) if schema.is_mutable else allocate(func, args, kwargs)

@@ -12,6 +12,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
+#: Largest head dimension of flash-attention 2 and 3 kernels.
+FLASH_MAX_HEAD_DIM = 256
 #: The attention implementations that can be checked.
 ATTENTION = ("sdpa", "eager", "flex_attention", "flash_attention_2", "flash_attention_3")
 
@@ -67,15 +69,26 @@ def causal_lm_class(config: PretrainedConfig) -> Any:
         raise ValueError(f"{config.model_type} has no causal language model; give file.py:build to check its forward") from None
 
 
+def _largest_head(config: PretrainedConfig) -> int:
+    text = config.get_text_config()
+    dims = [getattr(text, name, None) for name in ("head_dim", "global_head_dim", "qk_head_dim")]
+    heads, hidden = getattr(text, "num_attention_heads", None), getattr(text, "hidden_size", None)
+    known = [d for d in dims if isinstance(d, int)]
+    if not known and isinstance(heads, int) and isinstance(hidden, int) and heads:
+        known = [hidden // heads]
+    return max(known, default=0)
+
+
 def supported_attention(config: PretrainedConfig) -> tuple[str, ...]:
-    """The entries of `ATTENTION` that the architecture supports."""
+    """The entries of `ATTENTION` that the architecture supports; flash kernels also limit the head dimension."""
     cls = causal_lm_class(config)
+    flash = cls._supports_flash_attn and _largest_head(config) <= FLASH_MAX_HEAD_DIM
     flags = {
         "sdpa": cls._supports_sdpa,
         "eager": True,
         "flex_attention": cls._supports_flex_attn,
-        "flash_attention_2": cls._supports_flash_attn,
-        "flash_attention_3": cls._supports_flash_attn,
+        "flash_attention_2": flash,
+        "flash_attention_3": flash,
     }
     return tuple(name for name in ATTENTION if flags[name])
 

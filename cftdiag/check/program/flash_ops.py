@@ -12,15 +12,14 @@ from typing import Any
 
 import torch
 
-#: Largest head dimension that the kernels take.
-MAX_HEAD_DIM = 256
+from cftdiag.check.program.config import FLASH_MAX_HEAD_DIM
 
 
 def _checked(q: torch.Tensor) -> None:
     if q.dtype not in (torch.float16, torch.bfloat16):
         raise RuntimeError("FlashAttention only support fp16 and bf16 data type")
-    if q.shape[-1] > MAX_HEAD_DIM:
-        raise RuntimeError(f"FlashAttention forward only supports head dimension at most {MAX_HEAD_DIM}")
+    if q.shape[-1] > FLASH_MAX_HEAD_DIM:
+        raise RuntimeError(f"FlashAttention forward only supports head dimension at most {FLASH_MAX_HEAD_DIM}")
 
 
 def _attend(

@@ -45,11 +45,8 @@ def build_model(
     for an attention that the architecture refuses.
     """
     config = cut(load_config(source), layers)
-    _check_attention(config, attn)
-    if attn.startswith("flash_attention"):
-        from cftdiag.check.program.flash import install
-
-        install()
+    _check_attention(config, attn, dtype_of(dtype))
+    _install_stand_ins(attn)
     config.use_cache = False
     torch.manual_seed(seed)
     try:
@@ -64,10 +61,23 @@ def build_model(
     return model.train()
 
 
-def _check_attention(config: PretrainedConfig, attn: str) -> None:
+def _install_stand_ins(attn: str) -> None:
+    if attn.startswith("flash_attention"):
+        from cftdiag.check.program import flash
+
+        flash.install()
+    elif attn == "flex_attention":
+        from cftdiag.check.program import flex
+
+        flex.install()
+
+
+def _check_attention(config: PretrainedConfig, attn: str, dtype: torch.dtype) -> None:
     supported = supported_attention(config)
     if attn not in supported:
         known = "" if attn in ATTENTION else "unknown "
         raise ValueError(
             f"{known}attention {attn!r} is not supported by {causal_lm_class(config).__name__}; it supports {', '.join(supported)}"
         )
+    if attn.startswith("flash_attention") and dtype == torch.float32:
+        raise ValueError(f"attention {attn!r} runs in bfloat16 or float16, not in float32; give one of them, or use sdpa")

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from cftdiag.diagnose import Block, Context, diagnose
-from cftdiag.events import Event
 from cftdiag.findings import SEVERITIES, Finding
 from cftdiag.monitor.divergence import divergences, finding, ranks_text
+from cftdiag.monitor.live import argument_shape
 
 if TYPE_CHECKING:
     from cftdiag.monitor.load import Run, Session
@@ -58,7 +58,7 @@ def context(session: Session) -> Context:
 
 def _batches(session: Session) -> list[tuple[int, int]]:
     """(rows, length) by step as far as known; a step of which nothing is known repeats the one before it."""
-    shapes = {e.step: shape for e in session.events if e.kind == "compile" and (shape := _argument_shape(e)) is not None}
+    shapes = {e.step: shape for e in session.events if e.kind == "compile" and (shape := argument_shape(e)) is not None}
     shapes.update({step.step: step.shapes[-1] for step in session.steps if step.shapes})
     if not shapes:
         return []
@@ -68,11 +68,6 @@ def _batches(session: Session) -> list[tuple[int, int]]:
         known = shapes.get(step, known)
         found.append(known)
     return found
-
-
-def _argument_shape(event: Event) -> tuple[int, int] | None:
-    shapes = [value["shape"] for value in (event.detail.get("arguments") or {}).values() if len(value.get("shape") or ()) >= 2]
-    return (int(shapes[0][0]), int(shapes[0][1])) if shapes else None
 
 
 def _join(a: Finding, b: Finding) -> Finding:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from typing import Any
 
 from cftdiag.events import Event
 from cftdiag.findings import Finding
@@ -55,8 +54,7 @@ def matches(finding: Finding, event: Event, guard: str | None) -> bool:
     return event.kind == "graph_break" and line is not None and finding.where.line == line
 
 
-def describe(value: Any) -> str:
-    """``x [2, 48, 64] float32`` of an argument's description."""
-    if isinstance(value, dict) and "shape" in value:
-        return f"{value['shape']} {value.get('dtype')}"
-    return str(value.get("value")) if isinstance(value, dict) else str(value)
+def argument_shape(event: Event) -> tuple[int, int] | None:
+    """(rows, length) of the first argument of two dimensions or more of the frame that an event is about."""
+    shapes = [value["shape"] for value in (event.detail.get("arguments") or {}).values() if len(value.get("shape") or ()) >= 2]
+    return (int(shapes[0][0]), int(shapes[0][1])) if shapes else None

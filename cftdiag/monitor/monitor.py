@@ -22,7 +22,7 @@ from cftdiag.events import Event
 from cftdiag.monitor import session
 from cftdiag.monitor.alarms import RECOMPILE_KINDS, Alarm, Rules, why
 from cftdiag.monitor.journal import FLUSH_S, Journal
-from cftdiag.monitor.live import TOLD, LiveDiagnosis
+from cftdiag.monitor.live import TOLD, LiveDiagnosis, argument_shape
 from cftdiag.monitor.steps import StepClock, on_optimizer_step
 
 if TYPE_CHECKING:
@@ -189,6 +189,11 @@ class Monitor:
         if self._open and isinstance(error, Exception) and not isinstance(error, MonitorAlarm):
             self._guarded(self._recorder.error, error, "step")
 
+    def dynamo_imported(self) -> None:
+        """Dynamo has been imported after the monitor's start."""
+        if self._open:
+            self._guarded(self._watched.renew)
+
     # -- called by torch -----------------------------------------------------------------------------------------------------------------------
 
     def _optimizer_stepped(self, optimizer: Any) -> None:
@@ -259,10 +264,11 @@ class Monitor:
     def _seen(self, event: Event) -> dict[str, Any]:
         """The event's detail with what only the monitor knows: the batch, and whether the plan foresees the compile."""
         detail = dict(event.detail)
-        if self._shapes:
-            detail["batch"] = list(self._shapes[-1])
+        batch = self._shapes[-1] if self._shapes else argument_shape(event)
+        if batch is not None:
+            detail["batch"] = list(batch)
         if self._planned is not None and event.kind in ("compile", "recompile"):
-            detail["planned"] = self._planned.foresees(event, self._shapes[-1] if self._shapes else None)
+            detail["planned"] = self._planned.foresees(event, batch)
         return detail
 
     def _compile_started(self, compile_id: str) -> None:

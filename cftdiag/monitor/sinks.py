@@ -9,9 +9,11 @@ from __future__ import annotations
 import collections
 import logging
 import time
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from cftdiag.events import Event
+from cftdiag.monitor import session
 from cftdiag.monitor.alarms import Alarm, why
 
 
@@ -133,6 +135,39 @@ class WandbSink(_Scalars):
         super().close()
         if self._own:
             self._run.finish()
+
+
+class LazySink:
+    """A sink that is made at its first event or step: a process that trains nothing opens no tracker. Rank 0 only."""
+
+    def __init__(self, make: Callable[[], Sink]) -> None:
+        self._make = make
+        self._sink: Sink | None = None
+
+    def event(self, event: Event) -> None:
+        """Pass on an event."""
+        if (sink := self._made()) is not None:
+            sink.event(event)
+
+    def step(self, step: int, seconds: float) -> None:
+        """Pass on a step."""
+        if (sink := self._made()) is not None:
+            sink.step(step, seconds)
+
+    def alarm(self, alarm: Alarm) -> None:
+        """Pass on an alarm."""
+        if (sink := self._made()) is not None:
+            sink.alarm(alarm)
+
+    def close(self) -> None:
+        """Close the sink if it was made."""
+        if self._sink is not None:
+            self._sink.close()
+
+    def _made(self) -> Sink | None:
+        if self._sink is None and session.rank() == 0:
+            self._sink = self._make()
+        return self._sink
 
 
 class LoggingSink:

@@ -1,0 +1,103 @@
+"""What ``cftdiag run`` says on stderr while the command runs: one line an event, ranks joined."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from cftdiag.events import Event
+from cftdiag.monitor.alarms import Rules, why
+from cftdiag.monitor.divergence import ranks_text
+from cftdiag.monitor.live import TOLD
+from cftdiag.monitor.tail import Tail
+
+#: Seconds that an event waits for the same one of other ranks before it is told.
+JOIN_S = 1.0
+#: Lines told at most; what comes after is counted.
+MAX_LINES = 200
+
+
+class Narrator:
+    """Tells new events of all ranks; alarms are told with the event that set them off."""
+
+    def __init__(self, directory: Path, *, quiet: bool = False) -> None:
+        self._directory = directory
+        self._quiet = quiet
+        self._tail = Tail(directory)
+        self._rules: dict[int, Rules] = {}
+        self._waiting: dict[tuple[Any, ...], tuple[float, list[Event], list[str]]] = {}
+        self._ranks: set[int] = set()
+        self._counts: dict[str, int] = {}
+        self._lines = 0
+
+    def start(self) -> None:
+        """Say where the run is kept."""
+        self._print(f"run directory {self._directory}")
+
+    def poll(self) -> None:
+        """Read what is new and tell what has waited long enough."""
+        self._read()
+        self._tell(time.monotonic() - JOIN_S)
+
+    def end(self, returncode: int) -> None:
+        """Tell the rest, and how to read more."""
+        self._read()
+        self._tell(float("inf"))
+        if not self._ranks:
+            self._print("no process of the command compiled anything or took an optimizer step: nothing was recorded (python -I and -E cannot be watched)")
+            return
+        parts = [f"{n} {noun if n == 1 else noun + 's'}" for kind, noun in _NOUNS if (n := self._counts.get(kind, 0))]
+        if self._lines > MAX_LINES:
+            parts.append(f"{self._lines - MAX_LINES} lines not shown")
+        self._print(f"{ranks_text(sorted(self._ranks))}: {', '.join(parts) or 'nothing compiled'}; cftdiag report {self._directory}")
+
+    def _read(self) -> None:
+        news = self._tail.read()
+        for head in news.heads:
+            self._ranks.add(int(head["rank"]))
+            self._rules[int(head["rank"])] = Rules.of(head.get("settings") or {})
+        for event in news.events:
+            self._counts[event.kind] = self._counts.get(event.kind, 0) + 1
+            alarms = self._rules.setdefault(event.rank, Rules()).feed(event)
+            shouts = [a.message for a in alarms if a.kind in ("limit_near", "compile_budget")]
+            late = any(a.kind == "recompile_after_warmup" for a in alarms)
+            unplanned = any(a.kind == "unplanned_recompile" for a in alarms)
+            if event.kind not in TOLD and not shouts:
+                continue
+            marks = [*(["after warm-up"] if late else []), *(["not in the plan"] if unplanned else []), *shouts]
+            key = (event.step, event.kind, event.block, event.code, event.detail.get("cause"), event.guard and event.guard.expression)
+            _, events, said = self._waiting.setdefault(key, (time.monotonic(), [], []))
+            events.append(event)
+            said += [mark for mark in marks if mark not in said]
+
+    def _tell(self, before: float) -> None:
+        for key, (since, events, marks) in list(self._waiting.items()):
+            if since <= before:
+                del self._waiting[key]
+                self._say(events, marks)
+
+    def _say(self, events: list[Event], marks: list[str]) -> None:
+        event = events[0]
+        ranks = sorted({e.rank for e in events})
+        batch = event.detail.get("batch")
+        facts = [f"step {event.step}", ranks_text(ranks), f"{event.kind} of {event.block or (event.code.qualname if event.code else '?')}"]
+        if batch:
+            facts.append(f"batch {' x '.join(map(str, batch))}")
+        text = ", ".join(facts) + f": {why(event) if event.kind in TOLD else ''}"
+        if event.kind == "error" and not event.detail.get("cause"):
+            text = ", ".join(facts) + f": {event.detail.get('type')}: {str(event.detail.get('message'))[:200]}"
+        self._lines += 1
+        if self._lines <= MAX_LINES:
+            self._print(f"{text}{''.join(f' [{mark}]' for mark in marks)}")
+
+    def _print(self, text: str) -> None:
+        if not self._quiet:
+            try:
+                print(f"cftdiag: {' '.join(text.split())}", file=sys.stderr, flush=True)
+            except OSError:
+                self._quiet = True  # the terminal has gone; the command may still have its own output
+
+
+_NOUNS = (("compile", "compile"), ("recompile", "recompile"), ("graph_break", "graph break"), ("limit_hit", "limit hit"), ("error", "error"))

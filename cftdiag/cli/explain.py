@@ -36,4 +36,3 @@ def explain(cause: str | None, as_json: bool) -> int:
     else:
         causes.show_page(dataclasses.asdict(CAUSES[cause]))
     return 0
-

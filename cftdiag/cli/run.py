@@ -15,18 +15,28 @@ from cftdiag.cli.options import debug_option
 @click.command(short_help="Watch an unmodified training script, all its ranks.", context_settings={"ignore_unknown_options": True})
 @click.option("--run-dir", type=click.Path(file_okay=False, path_type=Path), help="Run directory to write.  [default: cftdiag-run-DATE-TIME]")
 @click.option("--max-steps", type=click.IntRange(min=1), metavar="N", help="End every rank, with exit code 0, after N optimizer steps.")
-@click.option("--warmup-steps", type=click.IntRange(min=0), default=10, show_default=True, metavar="N", help="Steps in which recompiles are expected.")
+@click.option(
+    "--warmup-steps", type=click.IntRange(min=0), default=10, show_default=True, metavar="N", help="Steps in which recompiles are expected."
+)
 @click.option("--on-recompile", type=click.Choice(("warn", "raise")), default="warn", show_default=True, help="What a recompile after warm-up does.")
 @click.option("--plan", type=click.Path(dir_okay=False, exists=True), help="Plan of cftdiag check: a recompile outside it sets off an alarm.")
-@click.option("--compile-budget", "compile_budget_s", type=click.FloatRange(min=0, min_open=True), metavar="S", help="Alarm above S seconds of compiling.")
+@click.option(
+    "--compile-budget", "compile_budget_s", type=click.FloatRange(min=0, min_open=True), metavar="S", help="Alarm above S seconds of compiling."
+)
 @click.option("--guards", is_flag=True, help="Count guard misses per block and cache entry (costs some 10 us a compiled call).")
-@click.option("--guards-every", type=click.IntRange(min=1), default=100, show_default=True, metavar="N", help="Sample the failing guard each N-th miss.")
+@click.option(
+    "--guards-every", type=click.IntRange(min=1), default=100, show_default=True, metavar="N", help="Sample the failing guard each N-th miss."
+)
 @click.option("--payloads", "keep_payloads", is_flag=True, help="Keep graphs and generated code in the run directory.")
 @click.option("--trace", is_flag=True, help="Keep torch's raw structured trace too (RUN/trace, for tlparse).")
 @click.option("--tensorboard", metavar="DIR", help="Write scalars for TensorBoard (rank 0).")
 @click.option("--wandb", metavar="PROJECT", help="Log scalars to Weights & Biases (rank 0).")
-@click.option("--exchange", type=click.Choice(("auto", "store", "none")), default="auto", show_default=True, help="How ranks without a shared disk meet.")
-@click.option("--eager-step-seconds", "eager_step_s", type=click.FloatRange(min=0, min_open=True), metavar="S", help="An eager step, for the break-even.")
+@click.option(
+    "--exchange", type=click.Choice(("auto", "store", "none")), default="auto", show_default=True, help="How ranks without a shared disk meet."
+)
+@click.option(
+    "--eager-step-seconds", "eager_step_s", type=click.FloatRange(min=0, min_open=True), metavar="S", help="An eager step, for the break-even."
+)
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing of our own.")
 @debug_option
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND [ARGS]...")

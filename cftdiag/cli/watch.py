@@ -14,7 +14,9 @@ from cftdiag.cli.options import debug_option
 @click.command(short_help="Live view of a run directory.")
 @click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
 @click.option("--once", is_flag=True, help="Print the present state and end.")
-@click.option("--wait", type=click.FloatRange(min=0), default=30.0, show_default=True, metavar="S", help="Seconds to wait for the directory to appear.")
+@click.option(
+    "--wait", type=click.FloatRange(min=0), default=30.0, show_default=True, metavar="S", help="Seconds to wait for the directory to appear."
+)
 @debug_option
 def watch(run: Path, once: bool, wait: float) -> int:
     """Show a run while it trains: steps a second, compiles in flight by rank, who waits for whom, the last recompiles with cause and fix.

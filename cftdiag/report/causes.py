@@ -60,8 +60,13 @@ def _section(console: Console, title: str, text: Any) -> None:
     if not text:
         return
     _title(console, title)
-    for paragraph in str(text).strip().split("\n\n"):
-        print_prose(console, " ".join(paragraph.split()), indent=2)
+    # Every odd piece stands between fences.
+    for i, piece in enumerate(re.split(r"^```\w*\n?", str(text).strip(), flags=re.MULTILINE)):
+        if i % 2:
+            _code(console, piece)
+            continue
+        for paragraph in filter(None, map(str.strip, piece.split("\n\n"))):
+            print_prose(console, " ".join(paragraph.split()), indent=2)
 
 
 def _code(console: Console, code: str) -> None:

@@ -154,7 +154,17 @@ def _divergence(console: Console, data: Mapping[str, Any]) -> None:
         others = _shapes(row, row["waiting"])
         batch = f"{own} against {others}" if own and others else own
         waiting = summary.number_ranges(row["waiting"])
-        cells.append([str(row["step"]), summary.number_ranges(row["ranks"]), waiting, f"{row['seconds']:.2f}", f"{row['waited']:.2f}", batch, row["guard"] or ""])
+        cells.append(
+            [
+                str(row["step"]),
+                summary.number_ranges(row["ranks"]),
+                waiting,
+                f"{row['seconds']:.2f}",
+                f"{row['waited']:.2f}",
+                batch,
+                row["guard"] or "",
+            ]
+        )
     header = ("step", "ranks", "waiting", "seconds", "lost", "batch", "guard")
     for line in table_lines(cells, header=header, right=(0, 3, 4)):
         print_line(console, line)
@@ -189,7 +199,9 @@ def _time(console: Console, data: Mapping[str, Any]) -> None:
     timing = data["timing"]
     facts = [f"compiling {timing['compile_s']:.1f} s"]
     if timing["wall_s"]:
-        facts[0] += f" of {timing['wall_s']:.1f} s ({100 * timing['compile_s'] / timing['wall_s']:.0f}%), {timing['first_step_compile_s']:.1f} s in the first step"
+        facts[0] += (
+            f" of {timing['wall_s']:.1f} s ({100 * timing['compile_s'] / timing['wall_s']:.0f}%), {timing['first_step_compile_s']:.1f} s in the first step"
+        )
     if timing["waited_s"]:
         facts.append(f"ranks waiting for another's compile {timing['waited_s']:.1f} s")
     if timing["steady_step_s"] is not None:

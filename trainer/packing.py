@@ -58,8 +58,14 @@ class Shape:
     buckets: tuple[int, ...] = ()
 
     def padded(self, length: int) -> int:
-        """``length`` rounded up to the multiple, then to the smallest bucket that holds it."""
-        rounded = -(-length // self.multiple) * self.multiple
+        """``length`` rounded up to the multiple, with at least one padding token where the row has room, then to the smallest bucket that holds it.
+
+        Padding is a document of its own. With some in every row the model always sees several documents, and so always builds an attention mask:
+        a row of one document would run without one, which is another compiled graph.
+        """
+        rounded = -(-(length + 1) // self.multiple) * self.multiple
+        if rounded > self.capacity:
+            rounded = -(-length // self.multiple) * self.multiple
         return min((b for b in self.buckets if b >= rounded), default=rounded)
 
 

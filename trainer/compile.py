@@ -1,0 +1,112 @@
+"""torch.compile by scope: what is asked for is compiled whole, in place, and proved to exist."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+#: The regions of each scope. A region is compiled with fullgraph=True: it is one graph, or an error.
+REGIONS: dict[str, tuple[str, ...]] = {
+    "none": (),
+    "block": ("block",),
+    "loss": ("loss",),
+    "block+loss": ("block", "loss"),
+    "model": ("model",),
+    "model+loss": ("model+loss",),
+}
+
+
+class Compiler:
+    """Compiles the regions of one scope and counts the graphs that each region's backend was given."""
+
+    def __init__(self, scope: str, backend: Callable[..., Any], *, dynamic: str = "true") -> None:
+        """``backend`` is a callable of ``(graph module, example inputs)``; ``dynamic`` is ``auto``, ``true`` or ``false``."""
+        self._regions = REGIONS[scope]
+        self._backend = backend
+        self._dynamic = {"auto": None, "true": True, "false": False}[dynamic]
+        self._counted = {region: _Counted(backend) for region in self._regions}
+
+    @property
+    def graphs(self) -> dict[str, int]:
+        """Graphs compiled so far, by region."""
+        return {region: counted.graphs for region, counted in self._counted.items()}
+
+    @property
+    def whole_model(self) -> bool:
+        """True when one region spans all blocks: sharding must then not put its hooks between them."""
+        return any(region.startswith("model") for region in self._regions)
+
+    def kwargs(self, region: str) -> dict[str, Any]:
+        """The arguments of torch.compile for a region; all blocks share one backend object, without which they would not share graphs."""
+        return {"backend": self._counted[region], "fullgraph": True, "dynamic": self._dynamic}
+
+    def blocks(self, blocks: Mapping[str, nn.Module]) -> None:
+        """Compile each block in place: state-dict names stay, and hooks that FSDP2 adds later stay outside of the graph."""
+        if "block" in self._regions:
+            for block in blocks.values():
+                block.compile(**self.kwargs("block"))
+
+    def function(self, region: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """``function`` compiled, or as it is when the scope does not contain the region."""
+        return torch.compile(function, **self.kwargs(region)) if region in self._regions else function
+
+    def verify(self) -> None:
+        """After a step: raise ``RuntimeError`` when a region that was asked for has no graph, because it then runs eagerly."""
+        empty = [region for region, graphs in self.graphs.items() if graphs == 0]
+        if empty:
+            raise RuntimeError(f"compile scope {' and '.join(empty)}: a step ran and nothing was compiled, training would be eager; run `cftdiag check`")
+
+
+class _Counted:
+    """A backend that counts the graphs it is given."""
+
+    def __init__(self, backend: Callable[..., Any]) -> None:
+        self._backend = backend
+        self.graphs = 0
+
+    def __call__(self, graph: Any, inputs: Any, **kwargs: Any) -> Any:
+        compiled = self._backend(graph, inputs, **kwargs)
+        # Counted afterwards: AOTAutograd may send Dynamo back to trace again, and the first attempt is then thrown away.
+        self.graphs += 1
+        return compiled
+
+
+#: Global flags set while a compiled model trains, and why. A name that this torch does not have is left out.
+_DYNAMO = {
+    # Defensive: with checkpointing inside a compiled block, side effects of the forward must not be replayed by the recomputation.
+    "skip_fwd_side_effects_in_bwd_under_checkpoint": True,
+}
+_INDUCTOR = {
+    # Fusion of reductions in mixed order otherwise guards on sizes (`2560*B*S < 5242880`): a recompile hundreds of steps into training.
+    "triton.mix_order_reduction_non_strict_mode": True,
+}
+
+
+@contextlib.contextmanager
+def compile_settings(scope: str) -> Iterator[dict[str, Any]]:
+    """Set the flags of a compiled run and restore them; yields what was set, by dotted name."""
+    if scope == "none":
+        yield {}
+        return
+    import torch._dynamo.config as dynamo
+    import torch._inductor.config as inductor
+
+    with contextlib.ExitStack() as stack:
+        done = {}
+        for module, values in ((dynamo, _DYNAMO), (inductor, _INDUCTOR)):
+            known = {name: value for name, value in values.items() if _has(module, name)}
+            stack.enter_context(module.patch(known))  # type: ignore[attr-defined]
+            done |= {f"{module.__name__}.{name}": value for name, value in known.items()}
+        yield done
+
+
+def _has(module: Any, dotted: str) -> bool:
+    for name in dotted.split("."):
+        if not hasattr(module, name):
+            return False
+        module = getattr(module, name)
+    return True

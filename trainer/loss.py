@@ -1,0 +1,110 @@
+"""The loss: summed cross entropy, lm_head and all, on one chunk of the row at a time."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from trainer.records import IGNORE
+
+CrossEntropy = Callable[[Tensor, Tensor], Tensor]
+
+
+def cross_entropy_sum(logits: Tensor, labels: Tensor) -> Tensor:
+    """Summed cross entropy of logits (..., vocabulary) against labels (...) that were shifted in the data; a float32 scalar.
+
+    The upcast is in here so that a compiler fuses it with the softmax instead of storing float32 logits.
+    """
+    upcast = logits if logits.dtype == torch.float64 else logits.float()
+    return F.cross_entropy(upcast.flatten(0, -2), labels.flatten(), ignore_index=IGNORE, reduction="sum")
+
+
+def chunked_loss(hidden: Tensor, labels: Tensor, head: Callable[[Tensor], Tensor], cross_entropy: CrossEntropy, chunks: int) -> Tensor:
+    """``cross_entropy(head(hidden), labels)`` with the logits of one chunk alive at a time, in forward and in backward.
+
+    ``hidden`` is 1 x S x H, ``labels`` 1 x S. Each chunk's logits are dropped after forward and computed again in backward: one more lm_head
+    forward for ``1 / chunks`` of the memory.
+    """
+    if chunks == 1:
+        return cross_entropy(head(hidden), labels)
+    total = None
+    for part, part_labels in zip(hidden.chunk(chunks, dim=1), labels.chunk(chunks, dim=1), strict=True):
+        if torch.is_grad_enabled():
+            loss = checkpoint(_head_and_loss, head, cross_entropy, part, part_labels, use_reentrant=False, preserve_rng_state=False)
+        else:
+            loss = cross_entropy(head(part), part_labels)
+        total = loss if total is None else total + loss
+    assert total is not None
+    return total
+
+
+def _head_and_loss(head: Callable[[Tensor], Tensor], cross_entropy: CrossEntropy, hidden: Tensor, labels: Tensor) -> Tensor:
+    return cross_entropy(head(hidden), labels)
+
+
+def head_of(model: nn.Module) -> Callable[[Tensor], Tensor]:
+    """From last hidden states to logits as the model's own forward does it: lm_head, then scaling and soft capping where the family has them.
+
+    :func:`verify_head` holds it against the model's own forward.
+    """
+    lm_head = model.get_output_embeddings()
+    config = model.config
+    # One of these at most is not 1: Granite divides by logits_scaling, Cohere multiplies by logit_scale.
+    scale = (getattr(model, "logit_scale", None) or 1.0) / (getattr(config, "logits_scaling", None) or 1.0)
+    cap = getattr(config, "final_logit_softcapping", None)
+
+    def head(hidden: Tensor) -> Tensor:
+        logits = lm_head(hidden)
+        if scale != 1.0:
+            logits = logits * scale
+        if cap is not None:
+            logits = torch.tanh(logits / cap) * cap
+        return logits
+
+    return head
+
+
+def verify_head(model: nn.Module) -> None:
+    """Raise ``ValueError`` when :func:`head_of` and the model's own forward disagree; ``model`` is the plain one, with weights.
+
+    The model's forward runs with its body replaced by given hidden states, so that this costs one lm_head on eight tokens.
+    """
+    weight = model.get_output_embeddings().weight
+    hidden = torch.randn(1, 8, weight.shape[1], generator=torch.Generator().manual_seed(0)).to(weight.dtype)
+    prefix = model.base_model_prefix
+    body = getattr(model, prefix)
+    with torch.no_grad():
+        try:
+            setattr(model, prefix, _GivenHidden(hidden))
+            expected = model(input_ids=torch.zeros(1, 8, dtype=torch.long)).logits
+        finally:
+            setattr(model, prefix, body)
+        if not torch.allclose(head_of(model)(hidden).float(), expected.float(), rtol=1e-2, atol=1e-3):
+            raise ValueError(f"{type(model).__name__} does more to its logits than this trainer knows (lm_head, scaling, soft capping); it would train another loss")
+
+
+class _GivenHidden(nn.Module):
+    def __init__(self, hidden: Tensor) -> None:
+        super().__init__()
+        self._hidden = hidden
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        from transformers.modeling_outputs import MoeModelOutputWithPast
+
+        return MoeModelOutputWithPast(last_hidden_state=self._hidden)
+
+
+def router_loss_of(model: nn.Module) -> Callable[[Any], Tensor] | None:
+    """The load-balancing loss of a mixture of experts times its coefficient, when the config asks for it, as a mean over tokens."""
+    config = model.config
+    balance = getattr(sys.modules[type(model).__module__], "load_balancing_loss_func", None)
+    if not getattr(config, "output_router_logits", False) or balance is None:
+        return None
+    experts = next(getattr(config, name) for name in ("num_local_experts", "num_experts") if hasattr(config, name))
+    return lambda router_logits: config.router_aux_loss_coef * balance(router_logits, experts, config.num_experts_per_tok)

@@ -1,0 +1,116 @@
+"""The program that training runs: model, wrapping, compiled regions. The check builds the very same, without weights."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from trainer import lora
+from trainer.attention import needs_boundaries
+from trainer.compile import Compiler
+from trainer.config import TrainConfig
+from trainer.loss import verify_head
+from trainer.model import Source, build_meta, dtype_of, load_weights, open_source
+from trainer.osft import surgery
+from trainer.osft.importance import layer_importance
+from trainer.osft.ranks import adaptive, by_target
+from trainer.parallel import make_mesh, parallelize
+from trainer.weights import fill_from, materialize
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Program:
+    """What :func:`build` made."""
+
+    model: nn.Module
+    """Wrapped; called with the tensors of :func:`trainer.batch.collate` it returns the row's summed loss."""
+    blocks: Mapping[str, nn.Module]
+    """The blocks as wrapped, by plain name."""
+    compiler: Compiler
+    targets: tuple[surgery.Target, ...]
+    """Of OSFT; empty for other methods."""
+    mesh: DeviceMesh
+    source: Source
+    varlen: bool
+    """Batches carry document boundaries."""
+    device: torch.device
+    dtype: torch.dtype
+    """Of forward and backward."""
+
+
+def build(
+    config: TrainConfig,
+    *,
+    device: torch.device | None = None,
+    weights: bool = True,
+    source: Source | None = None,
+    wrap_backend: Callable[[str], Callable[..., Any]] | None = None,
+    calibration: Callable[[], list[dict[str, Any]]] | None = None,
+) -> Program:
+    """Build the model of ``config`` as training would, on the default process group (which must exist; a fake one does).
+
+    ``weights=False`` allocates everything and loads and decomposes nothing. ``source`` replaces the model that ``config`` names.
+    ``wrap_backend`` maps a backend's name to the callable that compiles. ``calibration`` gives the batches that adaptive ranks are measured on;
+    without weights or calibration the uniform ratio stands in for them. Raises ``ValueError`` for a user's mistake.
+    """
+    device = device or torch.device("cpu")
+    source = source or open_source(config)
+    stored = dtype_of(config.train_dtype)
+    dtype = dtype_of(config.dtype) if config.dtype else torch.bfloat16 if device.type == "cuda" else stored
+    model = build_meta(source, dtype=stored)
+
+    plain = None
+    if weights and dist.get_rank() == 0:
+        plain = load_weights(source, dtype=stored, seed=config.seed)
+        verify_head(plain)
+    targets = _apply_method(model, config, plain, calibration if weights else None)
+
+    compiler = Compiler(config.scope, (wrap_backend or lookup_backend)(config.backend), dynamic=config.dynamic)
+    mesh = make_mesh(device.type, dist.get_world_size(), config.replicas)
+    blocks = parallelize(model, mesh=mesh, compiler=compiler, ac=config.ac, dtype=dtype, loss_chunks=config.loss_chunks)
+    materialize(model, device)
+    if weights:
+        fill_from(model, plain, list(targets), device=device, upcast=dtype_of(config.osft_upcast_dtype), seed=config.seed)
+    return Program(
+        model=model, blocks=blocks, compiler=compiler, targets=targets, mesh=mesh, source=source,
+        varlen=needs_boundaries(source.attn), device=device, dtype=dtype,
+    )  # fmt: skip
+
+
+def _apply_method(
+    model: nn.Module, config: TrainConfig, plain: nn.Module | None, calibration: Callable[[], list[dict[str, Any]]] | None
+) -> tuple[surgery.Target, ...]:
+    if config.lora:
+        lora.adapt(model, rank=config.lora_rank, alpha=config.lora_alpha, patterns=config.lora_target_patterns)
+    if not config.osft:
+        return ()
+    unfreeze: float | Mapping[str, float] = config.osft_unfreeze_rank_ratio
+    patterns = config.osft_target_patterns
+    if config.osft_ranks == "adaptive" and calibration is not None:
+        ratios = layer_importance(plain, calibration) if plain is not None else None
+        shared = [ratios]
+        dist.broadcast_object_list(shared, src=0)
+        assert shared[0] is not None
+        names = [t.name for t in surgery.plan(model, 0.5, patterns)]
+        unfreeze = by_target(names, list(shared[0]), adaptive(list(shared[0].values()), config.osft_unfreeze_rank_ratio))
+    targets = surgery.plan(model, unfreeze, patterns)
+    surgery.split(model, targets)
+    return tuple(targets)
+
+
+def lookup_backend(name: str) -> Callable[..., Any]:
+    """The compile backend of a name. Raises ``ValueError`` for an unknown one, with the known ones."""
+    from torch._dynamo import list_backends, lookup_backend
+
+    try:
+        return lookup_backend(name)
+    except Exception as error:  # torch raises its own InvalidBackend, which has no public name
+        known = ", ".join(list_backends(exclude_tags=()))
+        raise ValueError(f"unknown compile backend {name!r} (from --compile-backend or TORCH_COMPILE_BACKEND={os.environ.get('TORCH_COMPILE_BACKEND')}); one of {known}") from error

@@ -1,0 +1,137 @@
+"""Full tensors of one rank into the sharded parameters of all, one at a time; decompositions spread over the ranks."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from trainer.lora import LoRALinear, initial_factors
+from trainer.osft.linear import FACTORS, decompose
+from trainer.osft.surgery import Target
+
+
+def materialize(model: nn.Module, device: torch.device) -> None:
+    """Memory for a model on meta, its values unset; tied weights stay tied."""
+    model.to_empty(device=device)
+    model.tie_weights()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Filler:
+    """Writes full tensors that one rank holds into the model of every rank."""
+
+    model: nn.Module
+    device: torch.device
+
+    def fill(self, name: str, full: Tensor | None, source: int = 0) -> None:
+        """Set one parameter or buffer; ``full`` is its whole value on rank ``source`` and ignored elsewhere. Collective."""
+        parent, _, child = name.rpartition(".")
+        target = getattr(self.model.get_submodule(parent), child)
+        shape, dtype = target.shape, target.dtype
+        if dist.get_rank() == source:
+            assert full is not None
+            if tuple(full.shape) != tuple(shape):
+                raise ValueError(f"weight {name} has shape {tuple(full.shape)}, the model expects {tuple(shape)}")
+            value = full.detach().to(self.device, dtype).contiguous()
+        else:
+            value = torch.empty(shape, dtype=dtype, device=self.device)
+        dist.broadcast(value, source)
+        with torch.no_grad():
+            if isinstance(target, DTensor):
+                # src_data_rank=None: every rank has the value already, no second broadcast.
+                sharded = distribute_tensor(value, target.device_mesh, target.placements, src_data_rank=None)
+                target.to_local().copy_(sharded.to_local())
+            else:
+                target.copy_(value)
+
+
+def fill_from(model: nn.Module, source: nn.Module | None, targets: list[Target], *, device: torch.device, upcast: torch.dtype, seed: int) -> None:
+    """Set every parameter and buffer of ``model`` from the plain ``source`` that rank 0 holds (None elsewhere). Collective.
+
+    Split targets are decomposed, each by one rank.
+    """
+    filler = Filler(model=model, device=device)
+    values = _values(source) if source is not None else {}
+    split = {t.name: t for t in targets if t.kind == "split"}
+    lora = {name: m for name, m in plain_modules(model).items() if isinstance(m, LoRALinear)}
+    generator = torch.Generator().manual_seed(seed)
+    for name in plain_names(model):
+        parent, _, child = name.rpartition(".")
+        if parent in split and child in FACTORS:
+            continue
+        if parent in lora and child in ("A", "B"):
+            filler.fill(name, initial_factors(lora[parent], generator)[child])
+            continue
+        filler.fill(name, values.get(name))
+    decompose_spread(filler, values, list(split.values()), upcast=upcast)
+
+
+def decompose_spread(filler: Filler, values: Mapping[str, Tensor], targets: list[Target], *, upcast: torch.dtype) -> None:
+    """Decompose each target once, on the rank that :func:`assign` gives it to; rank 0 sends the weights, the owner broadcasts the factors."""
+    rank = dist.get_rank()
+    for round_ in assign(targets, dist.get_world_size()):
+        factors: dict[str, Tensor] = {}
+        for owner, target in enumerate(round_):
+            if target is None:
+                continue
+            weight = _send(values.get(f"{target.name}.weight"), target, owner, filler)
+            if owner == rank:
+                mine = target
+                my_weight = weight
+        if round_[rank] is not None:
+            assert my_weight is not None
+            factors = decompose(my_weight.T if mine.transposed else my_weight, mine.high, upcast=upcast)
+        for owner, target in enumerate(round_):
+            if target is not None:
+                for factor in FACTORS:
+                    filler.fill(f"{target.name}.{factor}", factors.get(factor) if owner == rank else None, owner)
+
+
+def assign(targets: list[Target], world: int) -> list[list[Target | None]]:
+    """Rounds of one target per rank: ``rounds[i][rank]``. Sorted by cost, so that the ranks of a round take about equally long."""
+    ordered = sorted(targets, key=lambda t: (-t.cost, t.name))
+    rounds = [ordered[i : i + world] for i in range(0, len(ordered), world)]
+    return [[*round_, *[None] * (world - len(round_))] for round_ in rounds]
+
+
+def _send(weight: Tensor | None, target: Target, owner: int, filler: Filler) -> Tensor | None:
+    """Rank 0's weight on the owner's device; None on ranks that are not concerned."""
+    rank = dist.get_rank()
+    dtype = getattr(filler.model.get_submodule(target.name), "U_high").dtype
+    if rank == 0:
+        assert weight is not None
+        value = weight.detach().to(filler.device, dtype).contiguous()
+        if owner != 0:
+            dist.send(value, owner)
+            return None
+        return value
+    if rank != owner:
+        return None
+    shape = (target.columns, target.rows) if target.transposed else (target.rows, target.columns)
+    value = torch.empty(shape, dtype=dtype, device=filler.device)
+    dist.recv(value, 0)
+    return value
+
+
+def plain_name(name: str) -> str:
+    """A parameter's name without what the checkpoint wrapper adds."""
+    return name.replace("_checkpoint_wrapped_module.", "")
+
+
+def plain_modules(model: nn.Module) -> dict[str, nn.Module]:
+    """Modules by plain name."""
+    return {plain_name(name + ".").removesuffix("."): module for name, module in model.named_modules()}
+
+
+def plain_names(model: nn.Module) -> list[str]:
+    """Plain names of all parameters and buffers, non-persistent ones too; a tied one has its first name."""
+    return [plain_name(name) for name, _ in (*model.named_parameters(), *model.named_buffers())]
+
+
+def _values(source: nn.Module) -> dict[str, Tensor]:
+    return dict((*source.named_parameters(remove_duplicate=False), *source.named_buffers(remove_duplicate=False)))

@@ -13,7 +13,14 @@ from cftdiag.report.console import console_for
 if TYPE_CHECKING:
     from cftdiag.check import ProgressEvent
 
-_MODES = {"fullgraph": "fullgraph pass", "collect": "collecting graph breaks", "eager": "running without torch.compile", "auto": "first pass"}
+_MODES = {
+    "fullgraph": "fullgraph pass",
+    "collect": "collecting graph breaks",
+    "eager": "running without torch.compile",
+    "auto": "first pass",
+    "reference": "running without torch.compile",
+    "numerics": "comparing with eager",
+}
 
 
 @contextlib.contextmanager

@@ -13,14 +13,17 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from cftdiag import check
     from cftdiag.check import CheckReport, Subject
+    from cftdiag.monitor import Monitor, load_run
 
 #: Public name -> the module that has it. ``cftdiag.check`` is the package of that name, which can be called.
 _EXPORTS = {
     "CheckReport": "cftdiag.check",
+    "Monitor": "cftdiag.monitor",
     "Subject": "cftdiag.check",
+    "load_run": "cftdiag.monitor",
 }
 
-__all__ = ["CheckReport", "Subject", "__version__", "check"]
+__all__ = ["CheckReport", "Monitor", "Subject", "__version__", "check", "load_run"]
 
 
 def __getattr__(name: str) -> Any:

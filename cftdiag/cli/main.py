@@ -20,6 +20,8 @@ VERBS = {
     "explain": ("cftdiag.cli.explain", "What a cause means, an example that triggers it, the fix."),
     "models": ("cftdiag.cli.models", "The catalogue of model configurations that check knows by name."),
     "doctor": ("cftdiag.cli.doctor", "What works on this machine and with this torch."),
+    "run": ("cftdiag.cli.run", "Watch an unmodified training script, all its ranks."),
+    "watch": ("cftdiag.cli.watch", "Live view of a run directory."),
     "report": ("cftdiag.cli.report", "Render a saved check: terminal, JSON, Markdown, HTML, SARIF, JUnit."),
 }
 

@@ -107,7 +107,7 @@ def _compiles(console: Console, data: Mapping[str, Any]) -> None:
     if not groups:
         return
     causes = {(r["rank"], r["compile_id"], r["step"]): r["cause"] for r in data["recompiles"]}
-    backward: collections.Counter[tuple[int, Any, int]] = collections.Counter()
+    backward: dict[tuple[int, Any, int], float] = collections.defaultdict(float)
     for row in data["compiles"]:
         if row.get("region") == "backward":
             backward[row["rank"], row["compile_id"], row["step"]] += row["seconds"] or 0.0
@@ -199,9 +199,8 @@ def _time(console: Console, data: Mapping[str, Any]) -> None:
     timing = data["timing"]
     facts = [f"compiling {timing['compile_s']:.1f} s"]
     if timing["wall_s"]:
-        facts[0] += (
-            f" of {timing['wall_s']:.1f} s ({100 * timing['compile_s'] / timing['wall_s']:.0f}%), {timing['first_step_compile_s']:.1f} s in the first step"
-        )
+        share = 100 * timing["compile_s"] / timing["wall_s"]
+        facts[0] += f" of {timing['wall_s']:.1f} s ({share:.0f}%), {timing['first_step_compile_s']:.1f} s in the first step"
     if timing["waited_s"]:
         facts.append(f"ranks waiting for another's compile {timing['waited_s']:.1f} s")
     if timing["steady_step_s"] is not None:

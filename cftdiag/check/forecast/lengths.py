@@ -253,8 +253,8 @@ def _packed(lengths: Iterator[int], options: DataOptions) -> Iterator[Forward]:
 
 def _samples_of_steps(lengths: Iterator[int], options: DataOptions) -> Iterator[list[int]]:
     if options.batch_size is not None:
-        while chunk := list(itertools.islice(lengths, options.batch_size)):
-            yield chunk
+        while batch := list(itertools.islice(lengths, options.batch_size)):
+            yield batch
         return
     room = (options.max_tokens_per_gpu or 0) * options.world_size
     chunk: list[int] = []

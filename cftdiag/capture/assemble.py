@@ -97,6 +97,8 @@ class Assembler:
         if state.code is None:
             # A recorded trace tells the code of a miss only by the entries that missed.
             state.code = next((self._codes[m.entry] for m in misses if m.entry in self._codes), None)
+        if state.code is not None:
+            counted = [(reasons.in_file(miss, state.code.file), count, changed) for miss, count, changed in counted]
         owners = [self.owners.get(miss.entry or "", (None, None))[0] for miss in misses]
         state.reasons = reasons.ranked([m for m, _, _ in counted], [n for _, n, _ in counted], state.block, owners)
         best = next((i for i, reason in enumerate(state.reasons) if reason.closest), None)
@@ -131,7 +133,8 @@ class Assembler:
         failed, reason = metrics.get("fail_type"), str(metrics.get("fail_reason") or "")
         events: list[Event] = []
         if failed == "FailOnRecompileLimitHit" or _LIMIT in reason:
-            events.append(self._limit(cid, state, record.time, reason, raised=failed == "FailOnRecompileLimitHit"))
+            known = None if live is None else live.limit()
+            events.append(self._limit(cid, state, record.time, known or _limit(reason), raised=failed == "FailOnRecompileLimitHit"))
         elif failed == "RecompileError":
             # config.error_on_recompile raises before torch traces the reasons: they are in the message only.
             self._missed(record, live, [line.strip()[2:] for line in reason.splitlines() if line.strip().startswith("- ")])
@@ -143,13 +146,8 @@ class Assembler:
         self._open.pop(cid, None)
         return events
 
-    def _limit(self, cid: str, state: Compile, time: float, reason: str, *, raised: bool) -> Event:
-        number = reason.partition("currently set to ")[2].partition(")")[0]
-        detail = {
-            "limit": int(number) if number.isdigit() else None,
-            "limit_kind": "accumulated_recompile_limit" if "accumulated_recompile_limit" in reason else "recompile_limit",
-            "raised": raised or bool(state.fullgraph),
-        }
+    def _limit(self, cid: str, state: Compile, time: float, limit: tuple[str, int | None], *, raised: bool) -> Event:
+        detail = {"limit": limit[1], "limit_kind": limit[0], "raised": raised or bool(state.fullgraph)}
         return self._miss_event("limit_hit", cid, state, time, detail)
 
     def _compiled(self, cid: str, state: Compile, record: Record) -> Event:
@@ -284,6 +282,13 @@ class Assembler:
             code=state.code,
             **values,
         )
+
+
+def _limit(reason: str) -> tuple[str, int | None]:
+    """(name, value) of the limit in torch's text, which a fullgraph failure does not have."""
+    name = "accumulated_recompile_limit" if "accumulated_recompile_limit" in reason else "recompile_limit"
+    number = reason.partition("currently set to ")[2].partition(")")[0]
+    return name, int(number) if number.isdigit() else None
 
 
 def _bypass(said: Mapping[str, Any]) -> str | None:

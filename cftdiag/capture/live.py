@@ -93,9 +93,17 @@ class LiveCompile:
         failed = guards.failures(entry, self._frame_locals)
         guard = guards.complete(miss.guard, guards.scope_of(entry, self._frame_locals))
         changed = {f.guard.source: [f.guard.expected, f.guard.actual] for f in failed if f.guard.source is not None}
-        own = None if self._code is None else self._code.co_filename
-        stack = tuple(dataclasses.replace(frame, file=full_path(frame.file, own)) for frame in miss.stack)
+        stack = tuple(dataclasses.replace(frame, file=full_path(frame.file, None)) for frame in miss.stack)
         return dataclasses.replace(miss, guard=guard, stack=stack), len(failed) or None, changed
+
+    def limit(self) -> tuple[str, int] | None:
+        """(name of the limit that was hit, its value), where the compile ended by one."""
+        name = self._locals.get("limit_type")
+        if not self._locals.get("exceeded") or not isinstance(name, str):
+            return None
+        import torch._dynamo.config
+
+        return name, int(getattr(torch._dynamo.config, name))
 
     def guard_block(self, guard: Guard) -> str | None:
         """The inner block whose attribute a guard of a whole-model compile reads."""

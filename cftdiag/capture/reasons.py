@@ -72,6 +72,16 @@ def parse(text: str) -> Miss:
     return Miss(entry=None if entry == "None" else entry, guard=dataclasses.replace(guard, added=added), stage=stage, stack=stack)
 
 
+def in_file(miss: Miss, file: str) -> Miss:
+    """The same reason with the compiled file's name, which torch shortens in comments, written out."""
+    stack = tuple(dataclasses.replace(f, file=file) if f.file and file.endswith(f.file) else f for f in miss.stack)
+    place = _WHERE.match(miss.guard.added or "")
+    if place is None or not file.endswith(place.group(1)):
+        return dataclasses.replace(miss, stack=stack)
+    added = file + (miss.guard.added or "")[place.end(1) :]
+    return dataclasses.replace(miss, stack=stack, guard=dataclasses.replace(miss.guard, added=added))
+
+
 def comment(text: str) -> tuple[str, str | None, Frame | None]:
     """Split ``expression  # source line  # file:line in function (file:line in function)``: (expression, added, user frame)."""
     expression, _, rest = text.strip().partition("  # ")
@@ -108,7 +118,7 @@ def read(expression: str) -> tuple[Guard, str]:
     compare = _COMPARE.match(text)
     if compare:
         return _compare(text, compare)
-    return Guard(expression=text, source=_first_source(text)), "value" if _first_source(text) else "other"
+    return Guard(expression=text), "other"
 
 
 def full_source(name: str) -> str:

@@ -32,6 +32,9 @@ class Live(Protocol):
     def misses(self, found: list[Miss]) -> list[tuple[Miss, int | None, dict[str, list[str | None]]]]:
         """Per reason: the reason with values met, the entry's failing guards, ``{source: [old, new]}``."""
 
+    def limit(self) -> tuple[str, int] | None:
+        """(name of the limit that was hit, its value), where the compile ended by one."""
+
     def guard_block(self, guard: Guard) -> str | None:
         """The block whose attribute a guard reads, where that is not the compiled block itself."""
 

@@ -37,16 +37,18 @@ def short_repr(value: Any) -> str:
 def full_path(file: str | None, own: str | None) -> str | None:
     """The whole path of a file that torch shortened in a guard's comment: ``optim/adam.py``, ``b.py``.
 
-    ``own`` is the compiled code's file, the likeliest. An unknown or ambiguous tail stays as it is.
+    ``own`` is the compiled code's file, the likeliest (torch may have cut it in the middle of a name). An unknown or ambiguous tail stays as it is.
     """
     if file is None or os.path.isabs(file):
         return file
-    tail = file if file.startswith("/") else "/" + file
-    if own is not None and own.endswith(tail):
+    if own is not None and own.endswith(file):
         return own
+    inside = _torch_file(file)
+    if inside is not None:
+        return inside
     files = {str(getattr(module, "__file__", None) or "") for module in list(sys.modules.values())}
-    found = sorted(f for f in files if f.endswith(tail))
-    return found[0] if len(found) == 1 else _torch_file(file) or file
+    found = [f for f in files if f.endswith(file)]
+    return found[0] if len(found) == 1 else file
 
 
 def _torch_file(file: str) -> str | None:

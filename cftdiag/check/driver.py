@@ -5,20 +5,25 @@ from __future__ import annotations
 import dataclasses
 import os
 import platform
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 from cftdiag.check.errors import EnvironmentUnfit, InputError
 from cftdiag.check.options import CheckOptions
 from cftdiag.check.process import ForkServer, Launcher, LiveFork, Pass
+from cftdiag.check.prove import Outcome, Prover
 from cftdiag.check.result import BlockResult, CheckReport
 from cftdiag.check.subject import Subject, as_subject, resolve
 from cftdiag.diagnose import Block, Context, diagnose
 from cftdiag.events import Event
 from cftdiag.findings import Finding, verdict
 
+#: Numerics are compared unasked below this many real parameters.
+SMALL_MODEL = 10_000_000
 PACKAGES = ("torch", "transformers", "triton", "cftdiag")
 
 
@@ -126,6 +131,7 @@ class Driver:
         self.progress: Progress = progress or (lambda event: None)
         self.passes: list[PassResult] = []
         self.skipped: dict[str, str] = {}
+        self.notes: list[str] = []
         self.started = time.monotonic()
 
     def run(self) -> CheckReport:
@@ -133,19 +139,57 @@ class Driver:
         self.blame(first)
         second = self.second_pass(first)
         main, breaks, whole = self.choose(first, second)
-        context = self.context(main, whole, breaks)
+        context = self.context(main, whole, self.numerics(first))
+        before = self.judge(main, breaks, context)
+        findings = before.findings
+        if self.options.verify and self.launcher is not None and main.outcome == "ok":
+            findings = self.prove(main, before)
+        return self.report(main, whole, findings, context)
+
+    def judge(self, main: PassResult, breaks: PassResult | None, context: Context) -> Outcome:
+        """Findings of a main pass, with the breaks that another pass met."""
         events = list(main.events)
-        if breaks is not None and breaks is not main and breaks.mode == "collect":
+        if breaks is not None and breaks is not main:
             events += [e for e in breaks.events if e.kind == "graph_break"]
         events += _raised_events(main)
-        findings = tuple(diagnose(events, context))
-        return self.report(main, whole, findings, context)
+        compiles = sum(_is_compile(e) for e in main.events)
+        return Outcome(findings=tuple(diagnose(events, context)), compiles=compiles, ended=main.outcome == "ok" and main.raised is None)
+
+    def prove(self, main: PassResult, before: Outcome) -> tuple[Finding, ...]:
+        """Apply each mechanical remedy and run the check again, within the budget."""
+        options = self.options
+        config_subject = self.recipe["type"] in ("config", "hub")
+        if config_subject and options.layers in (None, "all"):
+            # one block of each kind shows what all of its kind do, and a proof then costs seconds
+            options = dataclasses.replace(options, layers="auto")
+
+        def run(changed: CheckOptions, finding: Finding) -> Outcome:
+            first = self.run_pass("auto", changed)
+            if first.program is None:
+                raise EnvironmentUnfit(first.detail)
+            numerics = self.numerics(first, changed) if finding.kind == "numerics" else None
+            whole = first if first.mode == "fullgraph" else None
+            return self.judge(first, None, self.context(first, whole, numerics))
+
+        assert main.program is not None
+        prover = Prover(
+            options,
+            before,
+            run,
+            config_subject=config_subject,
+            wrap=main.program["wrap"],
+            announce=lambda text: self.progress(ProgressEvent(phase="prove", text=text)),
+        )
+        findings = prover.prove(before.findings)
+        if prover.left:
+            self.notes.append(f"{prover.left} remedies were not tried: the {options.verify_budget:.0f} s for proofs were used up")
+        return findings
 
     # ---- passes ----
 
-    def run_pass(self, mode: str, options: CheckOptions | None = None) -> PassResult:
-        """Run one pass to its end; what it sent is kept whatever became of it."""
-        task = {"mode": mode, "recipe": dict(self.recipe), "options": (options or self.options).to_dict()}
+    def run_pass(self, mode: str, options: CheckOptions | None = None, **more: Any) -> PassResult:
+        """Run one pass to its end; what it sent is kept whatever became of it. ``more`` goes into the task."""
+        task = {"mode": mode, "recipe": dict(self.recipe), "options": (options or self.options).to_dict(), **more}
         found = PassResult(mode)
         self.progress(ProgressEvent(phase="start", mode=mode))
         if self.launcher is None:
@@ -238,7 +282,28 @@ class Driver:
 
     # ---- judging ----
 
-    def context(self, main: PassResult, whole: PassResult | None, breaks: PassResult | None) -> Context:
+    def numerics(self, first: PassResult, options: CheckOptions | None = None) -> dict[str, Any] | None:
+        """Compiled against eager on a subject with real weights, each from a virgin model; None where it was not or could not be compared."""
+        program = first.program
+        assert program is not None
+        if program["weightless"] or self.launcher is None or first.outcome != "ok" or first.raised is not None:
+            return None
+        if program["parameters"] >= SMALL_MODEL and not self.options.numerics:
+            return None
+        with tempfile.TemporaryDirectory(prefix="cftdiag-") as folder:
+            saved = str(Path(folder) / "reference.pt")
+            if not _compared(self.run_pass("reference", options, save=saved)):
+                return None
+            found = _compared(self.run_pass("numerics", options, compare=saved))
+            if found and not found["numerics"]["ok"]:
+                again = _compared(self.run_pass("reference", options, compare=saved))
+                if not again or not again["numerics"]["ok"]:
+                    self.notes.append("numerics: the model gives other results each time it runs eagerly under one seed, so nothing was compared")
+                    return None
+        comparison: dict[str, Any] | None = found["numerics"] if found else None
+        return comparison
+
+    def context(self, main: PassResult, whole: PassResult | None, numerics: dict[str, Any] | None) -> Context:
         program = main.program
         assert program is not None
         result = main.result or {}
@@ -246,7 +311,16 @@ class Driver:
         captured |= (whole.result or {}).get("fullgraph", {}) if whole is not None and whole.result else {}
         if whole is None and not program["wrap"] and "fullgraph" in self.skipped and self.skipped["fullgraph"].startswith("no graph broke"):
             captured = dict.fromkeys(captured, True)
-        probes: dict[str, Any] = {}
+        probes: dict[str, Any] = {
+            "calls": result.get("calls", {}),
+            "late_hooks": result.get("late_hooks", []),
+            "saved_tensor_hooks": result.get("saved_tensor_hooks", []),
+            "main_thread_limit": program["limit"],
+        }
+        if numerics is not None:
+            probes["numerics"] = numerics
+        if main.raised is not None:
+            probes["captured_error"] = {"type": main.raised["error"], "message": main.raised["message"]}
         if main.outcome == "ok" and main.raised is None and not program["wrap"]:
             never = [b["fqn"] for b in program["blocks"] if not result.get("calls", {}).get(b["fqn"])]
             if never and self.options.compile_scope in ("block", "block+loss"):
@@ -257,7 +331,7 @@ class Driver:
             blocks=tuple(Block(fqn=b["fqn"], cls=b["class"], kind=b["kind"], index=b["index"]) for b in program["blocks"]),
             lengths=tuple(s["length"] for s in program["steps"]),
             batch_sizes=tuple(s["batch_size"] for s in program["steps"]),
-            graphs={fqn: len(ids) for fqn, ids in result["graphs"].items()} if result else None,
+            graphs={fqn: len(ids) for fqn, ids in result["graphs"].items()} if result and result["graphs"] else None,
             fullgraph=captured,
             fullgraph_breaks=tuple(e for e in whole.events if e.kind in ("graph_break", "error")) if whole is not None and whole is not main else (),
             wrap=program["wrap"],
@@ -275,7 +349,7 @@ class Driver:
         if main.outcome != "ok" and outcome != "not_viable":
             outcome = "error"
         compiles = self.compiles(main, context)
-        undetermined = [note["meaning"] for note in result.get("undetermined", ())]
+        undetermined = [note["meaning"] for note in result.get("undetermined", ())] + self.notes
         if main.outcome != "ok":
             undetermined.insert(0, f"the {main.mode} pass did not end: {main.detail}")
         return CheckReport(
@@ -343,7 +417,9 @@ class Driver:
         causes: dict[str | None, str] = {}
         for event in main.events:
             if event.kind == "recompile":
-                found = diagnose([event], context)
+                # alone, so that the finding is this event's; facts that are not events would speak up too
+                alone = dataclasses.replace(context, probes={}, graphs=None, fullgraph_breaks=())
+                found = [f for f in diagnose([event], alone) if f.kind == "recompile"]
                 if found:
                     causes[event.compile_id] = found[0].cause
         return [
@@ -356,7 +432,7 @@ class Driver:
                 "cause": causes.get(e.compile_id),
             }
             for e in main.events
-            if e.kind == "compile" and e.detail.get("status") == "ok" and e.region != "backward"
+            if _is_compile(e)
         ]
 
     def timing(self) -> dict[str, Any]:
@@ -398,6 +474,14 @@ def forecast(compiles: Sequence[Mapping[str, Any]], main: PassResult) -> dict[st
         "seconds": round(sum(c["seconds"] for c in compiles), 3),
         "note": note,
     }
+
+
+def _is_compile(event: Event) -> bool:
+    return event.kind == "compile" and event.detail.get("status") == "ok" and event.region != "backward"
+
+
+def _compared(found: PassResult) -> dict[str, Any] | None:
+    return found.result if found.outcome == "ok" and found.raised is None else None
 
 
 def _unbacked(found: PassResult) -> bool:

@@ -71,6 +71,15 @@ class CheckOptions:
     compile_kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Further keyword arguments of ``Module.compile``, over the subject's own."""
     drop_last: bool = False
+    """Leave out batches with fewer rows than the first."""
+    mark_dynamic: Mapping[str, list[int]] = dataclasses.field(default_factory=dict)
+    """Parameter of the block's forward -> dimensions given to ``torch._dynamo.mark_dynamic`` before every call."""
+    mark_unbacked: Mapping[str, list[int]] = dataclasses.field(default_factory=dict)
+    """The same for ``torch._dynamo.decorators.mark_unbacked``."""
+    eager_warmup: bool = False
+    """Run one step eagerly before anything is compiled."""
+    input_requires_grad: bool = False
+    """Let every floating tensor of a batch require grad."""
     debug: bool = False
 
     def __post_init__(self) -> None:
@@ -125,7 +134,7 @@ class CheckOptions:
 
     def for_subject(self) -> CheckOptions:
         """The options of a Subject; raises :class:`InputError` for one that only a model built here can follow."""
-        for name in ("attn", "dtype", "lengths", "batch_size", "layers", "packed", "flash_varlen", "pad_to_multiple_of"):
+        for name in ("attn", "dtype", "lengths", "batch_size", "layers", "packed", "flash_varlen"):
             if getattr(self, name):
                 flag = "--" + name.replace("_", "-")
                 raise InputError(f"{flag} does not apply to a model that build() makes; change it in build()")

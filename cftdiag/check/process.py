@@ -221,7 +221,7 @@ class ForkServer:
         if not hasattr(os, "fork"):
             raise EnvironmentUnfit("this system cannot fork processes; run the check on Linux or macOS")
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the server; closed by close()
+        self._log = tempfile.TemporaryFile()
         environment = dict(os.environ, **dict.fromkeys(_ENV_THREADS, "1"))
         package_root = str(Path(__file__).resolve().parents[2])
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, (package_root, environment.get("PYTHONPATH"))))

@@ -25,7 +25,7 @@ EXPLAIN = """
 import torch, sys
 from cftdiag.check import catalogue
 from transformers import AutoConfig, AutoModelForCausalLM
-entry = catalogue.get({model!r})
+entry = catalogue.find({model!r})
 config = AutoConfig.for_model(entry.model_type, **dict(entry.config, use_cache=False))
 with torch.device("meta"):
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation="sdpa")
@@ -110,10 +110,7 @@ def main() -> None:
                 file=sys.stderr,
                 flush=True,
             )
-    ratios = {
-        key: [float(r["check"][key]) / float(r["explain"][key]) for r in rows]
-        for key in ("wall_s", "cpu_s", "peak_gb")
-    }
+    ratios = {key: [float(r["check"][key]) / float(r["explain"][key]) for r in rows] for key in ("wall_s", "cpu_s", "peak_gb")}
     summary = {k: {"median": round(statistics.median(v), 3), "min": round(min(v), 3), "max": round(max(v), 3)} for k, v in ratios.items()}
     if options.json:
         print(json.dumps({"model": MODEL, "runs": rows, "check_over_explain": summary}, indent=1))

@@ -1,0 +1,228 @@
+"""In a pass's child: from a recipe to a model with its batches, its blocks and the way it compiles."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import os
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cftdiag.check import fastforward
+from cftdiag.check.errors import InputError, one_line
+from cftdiag.check.options import DYNAMIC, CheckOptions
+from cftdiag.check.program import build_model, find_blocks, load_config, make_batches
+from cftdiag.check.subject import Subject, as_subject
+
+#: A subject of fewer real parameters than this is run for real unless told otherwise.
+SMALL_MODEL = 10_000_000
+
+
+@dataclasses.dataclass(kw_only=True)
+class Prepared:
+    """What a pass runs. ``step`` is None where the program's own training step is meant; ``shapes`` holds (rows, length) of each batch."""
+
+    subject: Subject
+    options: CheckOptions
+    weightless: bool
+    shapes: list[tuple[int | None, int | None]]
+    compile_kwargs: dict[str, Any]
+    step: Callable[[Any, Any], Any] | None = None
+    changes: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """What the options say over the subject's own compile arguments."""
+
+    def backend(self) -> tuple[Any, str]:
+        """(backend, depth it reaches); raises :class:`InputError` for one that cannot run on weights that are not there."""
+        own = self.compile_kwargs.get("backend")
+        name = self.options.compile_backend or os.environ.get("TORCH_COMPILE_BACKEND") or own
+        if self.weightless:
+            if name not in (None, "eager", "aot_eager"):
+                raise InputError(
+                    f"backend {name!r} would run compiled code on weights that are not there; use eager or aot_eager, "
+                    "or --fast-forward never on a small model"
+                )
+            depth = "trace" if name == "eager" else self.options.depth
+            return fastforward.backend_for(depth), depth
+        if name is None:
+            name = "eager" if self.options.depth == "trace" else "aot_eager"
+        depth = {"eager": "trace", "aot_eager": "joint"}.get(name, "run") if isinstance(name, str) else "run"
+        return _lookup(name), depth
+
+
+def prepare(recipe: Mapping[str, Any], options: CheckOptions, live: Subject | None) -> Prepared:
+    """Build what the recipe names. Raises :class:`InputError` for what the user can mend."""
+    if live is not None:
+        return _from_subject(live, options)
+    if recipe["type"] in ("config", "hub"):
+        return _from_config(recipe, options.for_config())
+    return _from_subject(as_subject(_call_builder(recipe), recipe["name"]), options)
+
+
+def _from_config(recipe: Mapping[str, Any], o: CheckOptions) -> Prepared:
+    assert o.lengths is not None and o.batch_size is not None and o.attn is not None and o.dtype is not None and o.layers is not None
+    real = o.fast_forward == "never"
+    source = _hub_config(recipe["name"], o.trust_remote_code) if recipe["type"] == "hub" else {"model_type": recipe["model_type"], **recipe["config"]}
+    layers: Any = {"all": None, "auto": "auto"}.get(o.layers, o.layers)
+    try:
+        model = build_model(load_config(source), attn=o.attn, dtype=o.dtype, layers=int(layers) if str(layers).isdigit() else layers, weights=real)
+        lengths = [_round_up(n, o.pad_to_multiple_of) for n in o.lengths]
+        batches = make_batches(model.config, lengths=lengths, batch_size=o.batch_size, packed=o.packed, flash_varlen=o.flash_varlen, model=model)
+    except ValueError as error:
+        raise InputError(str(error)) from error
+    return Prepared(
+        subject=Subject(model=model, batches=[b.kwargs for b in batches]),
+        options=o,
+        weightless=not real,
+        shapes=[(b.batch_size, b.length) for b in batches],
+        compile_kwargs={"dynamic": DYNAMIC[o.dynamic or "true"], "fullgraph": o.fullgraph, **o.compile_kwargs},
+    )
+
+
+def _from_subject(subject: Subject, o: CheckOptions) -> Prepared:
+    o.for_subject()
+    parameters = list(subject.model.parameters())
+    meta = any(p.is_meta for p in parameters)
+    if o.fast_forward == "never" and meta:
+        raise InputError("the model's parameters are on the meta device, so it cannot be run for real; leave --fast-forward at auto")
+    small = sum(p.numel() for p in parameters) < SMALL_MODEL
+    weightless = o.fast_forward == "always" or (o.fast_forward == "auto" and (meta or not small))
+    if weightless:
+        if meta:
+            with fastforward.SkipMode():
+                subject.model.to_empty(device="cpu")
+        fastforward.mark_weights(subject.model)
+    changes = dict(o.compile_kwargs)
+    if o.dynamic is not None:
+        changes["dynamic"] = DYNAMIC[o.dynamic]
+    if o.fullgraph is not None:
+        changes["fullgraph"] = o.fullgraph
+    batches = [_padded(batch, o.pad_to_multiple_of) for batch in subject.batches]
+    if o.input_requires_grad:
+        batches = [{k: _requiring_grad(v) for k, v in batch.items()} for batch in batches]
+    shapes = [_batch_shape(b) for b in batches]
+    if o.drop_last and shapes:
+        kept = [i for i, (rows, _) in enumerate(shapes) if rows == shapes[0][0]]
+        batches, shapes = [batches[i] for i in kept], [shapes[i] for i in kept]
+    return Prepared(
+        subject=dataclasses.replace(subject, batches=batches),
+        options=o,
+        weightless=weightless,
+        shapes=shapes,
+        compile_kwargs={**subject.compile_kwargs, **changes},
+        step=subject.step or default_step,
+        changes=changes,
+    )
+
+
+def blocks_of(model: torch.nn.Module, globs: Sequence[str], required: bool = True) -> list[tuple[str, torch.nn.Module]]:
+    """(name, module) of every block; :class:`InputError` when there is none and one is required."""
+    try:
+        return list(find_blocks(model, list(globs) or None))
+    except ValueError as error:
+        if required:
+            raise InputError(str(error)) from error
+        return []
+
+
+def default_step(model: torch.nn.Module, batch: Mapping[str, Any]) -> Any:
+    """Forward, mean square of the first floating output, backward; returns the loss (0-d)."""
+    output = model(**batch)
+    output = dict(output) if isinstance(output, Mapping) else output
+    tensors = [x for x in torch.utils._pytree.tree_leaves(output) if isinstance(x, torch.Tensor) and x.is_floating_point()]
+    if not tensors:
+        raise InputError("the model returned no floating tensor to train on; give Subject(step=...) for your own training step")
+    loss = tensors[0].float().pow(2).mean()
+    if loss.requires_grad:
+        loss.backward()
+        model.zero_grad(set_to_none=True)
+    return loss.detach()
+
+
+def _call_builder(recipe: Mapping[str, Any]) -> object:
+    path, name = Path(recipe["path"]), recipe["attr"]
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    sys.path.insert(0, str(path.parent))
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        raise InputError(f"{path}: importing it raised {one_line(error)}{_at(error, path)}") from error
+    builder = getattr(module, name, None)
+    if not callable(builder):
+        raise InputError(f"{path}: has no function {name!r}; define {name}() or name another after the colon")
+    try:
+        torch.manual_seed(0)
+        return builder()
+    except (Exception, SystemExit) as error:
+        raise InputError(f"{recipe['name']} raised {one_line(error)}{_at(error, path)}") from error
+
+
+def _at(error: BaseException, path: Path) -> str:
+    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
+    return f" (line {lines[-1]})" if lines else ""
+
+
+def _hub_config(name: str, trust_remote_code: bool) -> Any:
+    from transformers import AutoConfig
+
+    from cftdiag.check import catalogue
+
+    try:
+        return AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
+    except Exception as error:
+        close = catalogue.close_matches(name)
+        hint = f"catalogue models of a like name: {', '.join(close)}" if close else "`cftdiag models` lists models that need no hub"
+        if "trust_remote_code" in str(error):
+            hint = "it brings its own code; pass --trust-remote-code if you trust it"
+        raise InputError(f"{name}: its config could not be read from the hub or its cache ({type(error).__name__}); {hint}") from error
+
+
+def _batch_shape(batch: Mapping[str, Any]) -> tuple[int | None, int | None]:
+    """(rows, length) of the first tensor with a batch and a sequence dimension."""
+    for value in batch.values():
+        if isinstance(value, torch.Tensor) and value.dim() >= 2:
+            return value.shape[0], value.shape[1]
+    return None, None
+
+
+def _padded(batch: Mapping[str, Any], multiple: int | None) -> dict[str, Any]:
+    """The batch with every tensor of the batch's length padded along dimension 1 (zeros; -100 for labels), as a collator would."""
+    length = _batch_shape(batch)[1]
+    if not multiple or length is None:
+        return dict(batch)
+    missing = _round_up(length, multiple) - length
+
+    def pad(name: str, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or value.dim() < 2 or value.shape[1] != length:
+            return value
+        filler = -100 if name == "labels" else 0
+        return torch.nn.functional.pad(value, (0, 0) * (value.dim() - 2) + (0, missing), value=filler)
+
+    return {name: pad(name, value) for name, value in batch.items()}
+
+
+def _requiring_grad(value: Any) -> Any:
+    return value.requires_grad_(True) if isinstance(value, torch.Tensor) and value.is_floating_point() and value.is_leaf else value
+
+
+def _round_up(n: int, multiple: int | None) -> int:
+    return n if not multiple else -(-n // multiple) * multiple
+
+
+def _lookup(name: Any) -> Any:
+    if not isinstance(name, str):
+        return name
+    from torch._dynamo import lookup_backend
+    from torch._dynamo.exc import InvalidBackend
+
+    try:
+        return lookup_backend(name)
+    except InvalidBackend as error:
+        raise InputError(f"backend {name!r} is unknown to this torch; use eager, aot_eager or inductor") from error

@@ -22,6 +22,7 @@ METHODS = ("full", "osft", "lora")
 
 DEFAULT_LENGTHS = (512, 640, 777, 1024)
 DEFAULT_TIMEOUT_S = 600.0
+DEFAULT_VERIFY_BUDGET_S = 300.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,7 +62,7 @@ class CheckOptions:
     trust_remote_code: bool = False
     verify: bool = True
     """Prove mechanical remedies by running the check again."""
-    verify_budget: float = 300.0
+    verify_budget: float = DEFAULT_VERIFY_BUDGET_S
     """Seconds for all proofs together."""
     numerics: bool = False
     torch_config: Mapping[str, Any] = dataclasses.field(default_factory=dict)

@@ -8,40 +8,42 @@ from typing import Any
 import click
 
 from cftdiag.check.options import (
+    AC_MODES,
+    ATTENTIONS,
     DEFAULT_LENGTHS,
     DEFAULT_TIMEOUT_S,
+    DEFAULT_VERIFY_BUDGET_S,
     DEPTHS,
     DTYPE_ALIASES,
     DTYPES,
     DYNAMIC,
     FAIL_ON,
     FAST_FORWARD,
+    ROUTING,
     SCOPES,
     CheckOptions,
 )
 from cftdiag.cli.options import Layers, Lengths, check_writable, debug_option, json_file, write_json
-
-#: Attentions that the check runs today.
-ATTENTIONS = ("sdpa", "eager")
-
-
-_LENGTHS = ",".join(map(str, DEFAULT_LENGTHS))
 
 
 @click.command(short_help="Before training: will each block capture whole, what will recompile.")
 @click.option("--model", required=True, metavar="MODEL", help="A name of `cftdiag models`, a directory, a config.json, a hub id, or file.py:build.")
 @click.option("--attn", type=click.Choice(ATTENTIONS), help="Attention implementation.  [default: sdpa]")
 @click.option("--dtype", type=click.Choice([*DTYPES, *DTYPE_ALIASES]), metavar="DTYPE", help="Data type of the model.  [default: bfloat16]")
-@click.option("--dynamic", type=click.Choice(list(DYNAMIC)), help="Dynamic shapes; auto is torch's None.  [default: true]")
+@click.option("--dynamic", type=click.Choice(list(DYNAMIC)), help="Dynamic shapes; auto is torch's None.  [default: true; a Subject's own]")
+@click.option("--ac", type=click.Choice(AC_MODES), default="none", show_default=True, help="Activation checkpointing of each block.")
+@click.option("--world-size", type=click.IntRange(min=1), default=1, show_default=True, help="Ranks of FSDP2, over torch's fake process group.")
 @click.option("--compile-scope", type=click.Choice(SCOPES), default="block", show_default=True, help="What is compiled.")
 @click.option(
     "--compile-backend",
-    envvar="TORCH_COMPILE_BACKEND",
     metavar="NAME",
     help="torch.compile backend; also read from TORCH_COMPILE_BACKEND.  [default: the depth's own]",
 )
-@click.option("--batch-size", type=click.IntRange(min=1), metavar="N", help="Rows per forward.  [default: 1]")
-@click.option("--lengths", type=Lengths(), help=f"Sequence lengths, in the order met.  [default: {_LENGTHS}]")
+@click.option("--batch-size", type=click.IntRange(min=1), help="Rows per forward.  [default: 1]")
+@click.option("--lengths", type=Lengths(), help=f"Sequence lengths, in the order met.  [default: {','.join(map(str, DEFAULT_LENGTHS))}]")
+@click.option("--pad-to-multiple-of", type=click.IntRange(min=1), metavar="N", help="Pad every length up, as the collator would.")
+@click.option("--packed", is_flag=True, help="One row of several documents.")
+@click.option("--flash-varlen", is_flag=True, help="Pass cu_seq_lens_q/k and max_length_q/k to the model.")
 @click.option("--layers", type=Layers(), help="Layers to build; auto: the fewest that hold every kind of block.  [default: all]")
 @click.option("--blocks", multiple=True, metavar="GLOB", help="Modules to compile one by one; may be repeated.  [default: the longest ModuleList]")
 @click.option("--depth", type=click.Choice(DEPTHS), default="joint", show_default=True, help="trace: Dynamo; joint: forward and backward graphs.")
@@ -53,7 +55,12 @@ _LENGTHS = ",".join(map(str, DEFAULT_LENGTHS))
     help="Skip the arithmetic of compiled regions; auto: for all but small models.",
 )
 @click.option(
-    "--timeout", type=click.FloatRange(min=0, min_open=True), default=DEFAULT_TIMEOUT_S, show_default=True, metavar="S", help="Seconds for each pass."
+    "--routing", type=click.Choice(ROUTING), default="balanced", show_default=True, help="What a mixture's untrained router is assumed to do."
+)
+@click.option("--timeout", type=click.FloatRange(min=0, min_open=True), default=DEFAULT_TIMEOUT_S, show_default=True, help="Seconds for each pass.")
+@click.option("--verify/--no-verify", default=True, show_default=True, help="Prove remedies by running the check again with them.")
+@click.option(
+    "--verify-budget", type=click.FloatRange(min=0), default=DEFAULT_VERIFY_BUDGET_S, show_default=True, help="Seconds for all proofs together."
 )
 @click.option("--trust-remote-code", is_flag=True, help="Run Python code that comes with a hub model.")
 @click.option("--fail-on", type=click.Choice(FAIL_ON), default="error", show_default=True, help="Lowest severity that makes the exit code 1.")

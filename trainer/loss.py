@@ -56,12 +56,15 @@ def head_of(model: nn.Module) -> Callable[[Tensor], Tensor]:
     lm_head = model.get_output_embeddings()
     config = model.config
     # One of these at most is not 1: Granite divides by logits_scaling, Cohere multiplies by logit_scale.
-    scale = (getattr(model, "logit_scale", None) or 1.0) / (getattr(config, "logits_scaling", None) or 1.0)
-    cap = getattr(config, "final_logit_softcapping", None)
+    factor = (getattr(model, "logit_scale", None) or 1.0) / (getattr(config, "logits_scaling", None) or 1.0)
+    limit = getattr(config, "final_logit_softcapping", None)
+    # 0-D tensors: a Python float in the closure becomes a symbol under dynamic=True, which a checkpointed chunk inside of a graph cannot take in.
+    scale = None if factor == 1.0 else torch.tensor(factor)
+    cap = None if limit is None else torch.tensor(float(limit))
 
     def head(hidden: Tensor) -> Tensor:
         logits = lm_head(hidden)
-        if scale != 1.0:
+        if scale is not None:
             logits = logits * scale
         if cap is not None:
             logits = torch.tanh(logits / cap) * cap

@@ -51,14 +51,16 @@ def build(
     device: torch.device | None = None,
     weights: bool = True,
     source: Source | None = None,
+    ranks: Mapping[str, int] | None = None,
     wrap_backend: Callable[[str], Callable[..., Any]] | None = None,
     calibration: Callable[[], list[dict[str, Any]]] | None = None,
 ) -> Program:
     """Build the model of ``config`` as training would, on the default process group (which must exist; a fake one does).
 
     ``weights=False`` allocates everything and loads and decomposes nothing. ``source`` replaces the model that ``config`` names.
-    ``wrap_backend`` maps a backend's name to the callable that compiles. ``calibration`` gives the batches that adaptive ranks are measured on;
-    without weights or calibration the uniform ratio stands in for them. Raises ``ValueError`` for a user's mistake.
+    ``ranks`` gives the frozen directions of each OSFT target where they are known (from a checkpoint). ``wrap_backend`` maps a backend's name to
+    the callable that compiles. ``calibration`` gives the batches that adaptive ranks are measured on; without weights or calibration the uniform
+    ratio stands in for them. Raises ``ValueError`` for a user's mistake.
     """
     device = device or torch.device("cpu")
     source = source or open_source(config)
@@ -70,7 +72,7 @@ def build(
     if weights and dist.get_rank() == 0:
         plain = load_weights(source, dtype=stored, seed=config.seed)
         verify_head(plain)
-    targets = _apply_method(model, config, plain, calibration if weights else None)
+    targets = _apply_method(model, config, ranks, plain, calibration if weights else None)
 
     compiler = Compiler(config.scope, (wrap_backend or lookup_backend)(config.backend), dynamic=config.dynamic)
     mesh = make_mesh(device.type, dist.get_world_size(), config.replicas)
@@ -85,10 +87,17 @@ def build(
 
 
 def _apply_method(
-    model: nn.Module, config: TrainConfig, plain: nn.Module | None, calibration: Callable[[], list[dict[str, Any]]] | None
+    model: nn.Module,
+    config: TrainConfig,
+    ranks: Mapping[str, int] | None,
+    plain: nn.Module | None,
+    calibration: Callable[[], list[dict[str, Any]]] | None,
 ) -> tuple[surgery.Target, ...]:
     if config.lora:
         lora.adapt(model, rank=config.lora_rank, alpha=config.lora_alpha, patterns=config.lora_target_patterns)
+        if "block" in config.scope:
+            # The first block's input would be the only one without a gradient: another graph, for a block like all others.
+            model.get_input_embeddings().register_forward_hook(lambda _module, _args, output: output.requires_grad_(torch.is_grad_enabled()))
     if not config.osft:
         return ()
     unfreeze: float | Mapping[str, float] = config.osft_unfreeze_rank_ratio
@@ -101,6 +110,10 @@ def _apply_method(
         names = [t.name for t in surgery.plan(model, 0.5, patterns)]
         unfreeze = by_target(names, list(shared[0]), adaptive(list(shared[0].values()), config.osft_unfreeze_rank_ratio))
     targets = surgery.plan(model, unfreeze, patterns)
+    if ranks is not None:
+        if ranks.keys() != {t.name for t in targets}:
+            raise ValueError("the checkpoint has other OSFT targets than these options; give the options that it was trained with")
+        targets = [dataclasses.replace(t, high=ranks[t.name]) for t in targets]
     surgery.split(model, targets)
     return tuple(targets)
 

@@ -1,0 +1,65 @@
+"""The command line, made from the fields of :class:`trainer.TrainConfig`."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from trainer.config import TrainConfig, read_yaml
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        _fail(message)
+
+
+def parse(arguments: Sequence[str]) -> TrainConfig:
+    """Flags win over the YAML file of ``--config``. Raises ``ValueError``; exits for ``--help`` and for malformed flags."""
+    parser = _Parser(prog="python -m trainer", description="Fine-tune a causal language model; run by torchrun, on one rank without it.")
+    parser.add_argument("--config", metavar="FILE", help="YAML with the names of these flags")
+    for field in dataclasses.fields(TrainConfig):
+        _add(parser, field)
+    given = vars(parser.parse_args(arguments))
+    path = given.pop("config", None)
+    return TrainConfig.from_mapping({**(read_yaml(path) if path else {}), **given})
+
+
+def _add(parser: argparse.ArgumentParser, field: dataclasses.Field[Any]) -> None:
+    flag = "--" + field.name.replace("_", "-")
+    default = f" (default: {field.default})" if field.default not in (None, (), False, True) else ""
+    options: dict[str, Any] = {"dest": field.name, "default": argparse.SUPPRESS, "help": (field.metadata["help"] + default).replace("%", "%%")}
+    kind = str(field.type)
+    if kind == "bool":
+        parser.add_argument(flag, action=argparse.BooleanOptionalAction, **options)
+    elif kind.startswith("tuple"):
+        inner: Any = int if "int" in kind else str
+        parser.add_argument(flag, metavar="A,B", type=lambda text: tuple(inner(part) for part in text.split(",") if part), **options)
+    else:
+        types: dict[str, Any] = {"int": int, "float": float, "str": str}
+        choices = field.metadata["choices"]
+        # Choices are checked by the configuration, which also knows the short names of dtypes.
+        metavar = "|".join(choices) if choices else None
+        parser.add_argument(flag, type=types[kind.removesuffix(" | None")], metavar=metavar, **options)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run; the exit code is 0, or 2 for a user's mistake."""
+    try:
+        config = parse(sys.argv[1:] if arguments is None else arguments)
+        from trainer.loop import run
+
+        run(config)
+    except (ValueError, FloatingPointError) as error:
+        _fail(str(error))
+    return 0
+
+
+def _fail(message: str) -> NoReturn:
+    # Every rank makes the same mistake; one says so.
+    if os.environ.get("RANK", "0") == "0":
+        print(f"error: {message}", file=sys.stderr, flush=True)
+    sys.exit(2)

@@ -1,0 +1,69 @@
+"""The training and validation sets of a configuration, and the packed steps over them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from trainer.config import TrainConfig
+from trainer.packing import Shape, Step, epoch_order, epoch_steps, steps
+from trainer.records import Records, Subset
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Data:
+    """What is trained on, and in which rows."""
+
+    train: Records | Subset
+    validation: Records | Subset | None
+    steps: list[Step]
+    validation_steps: list[Step]
+
+    @property
+    def lengths(self) -> list[list[list[int]]]:
+        """Padded row lengths by step, microstep and rank: what a check must compile for."""
+        return [[[row.length for row in microstep] for microstep in step.rows] for step in self.steps]
+
+
+def shape_of(config: TrainConfig, world: int) -> Shape:
+    """How the rows of a configuration may look on ``world`` ranks."""
+    return Shape(world=world, capacity=config.row_capacity, multiple=config.pad_to_multiple_of, buckets=config.length_buckets)
+
+
+def open_data(config: TrainConfig, tokenizer: Any, *, vocabulary: int, world: int, report: Callable[[str], None] = lambda _: None) -> Data:
+    """Read, check and pack; needs no torch. Raises ``ValueError`` for missing, empty or malformed data."""
+    path = str(Path(config.output_dir) / "demo" / "train.jsonl") if config.demo else config.data_path
+    if not path:
+        raise ValueError("no data: give --data-path, or --demo for the embedded set")
+
+    def read(file: str) -> Records:
+        return Records(
+            file, tokenizer, vocabulary=vocabulary, capacity=config.row_capacity,
+            bad_records=config.bad_records, over_long=config.over_long, streaming=config.streaming, report=report,
+        )  # fmt: skip
+
+    train: Records | Subset = read(path)
+    validation: Records | Subset | None = read(config.validation_path) if config.validation_path else None
+    if config.validation_split:
+        assert isinstance(train, Records)
+        order = epoch_order(len(train), seed=config.seed, epoch=-1)
+        held = round(len(order) * config.validation_split)
+        if not 0 < held < len(order):
+            raise ValueError(f"validation-split {config.validation_split} of {len(order)} samples leaves one of the two sets empty")
+        train, validation = Subset(train, sorted(order[held:])), Subset(train, sorted(order[:held]))
+    shape = shape_of(config, world)
+    return Data(
+        train=train,
+        validation=validation,
+        steps=list(
+            steps(
+                train.samples, shape, batch_size=config.batch_size, seed=config.seed,
+                epochs=config.epochs, max_steps=config.max_steps, max_tokens=config.max_tokens,
+            )
+        ),
+        validation_steps=[]
+        if validation is None
+        else list(epoch_steps(validation.samples, shape, batch_size=config.batch_size, seed=config.seed, epoch=0, shuffle=False)),
+    )  # fmt: skip

@@ -1,0 +1,106 @@
+"""What a run tells: one JSON line a step, and a progress display on rank 0."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import nn
+
+#: Dense bfloat16 peak in FLOP/s by a part of the device's name, from the vendors' data sheets (without sparsity).
+_PEAK = {"A100": 312e12, "H100": 989e12, "H200": 989e12, "B200": 2250e12}
+
+
+class Metrics:
+    """Writes ``metrics.jsonl`` and draws; does nothing on ranks other than 0."""
+
+    def __init__(self, path: Path, *, total: int, enabled: bool, append: bool = False) -> None:
+        self._enabled = enabled
+        self._total = total
+        self._progress: Any = None
+        if enabled:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = open(path, "a" if append else "w", encoding="utf-8")
+
+    def __enter__(self) -> Metrics:
+        if self._enabled:
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+            console = Console(stderr=True)
+            self._progress = Progress(
+                TextColumn("step"), MofNCompleteColumn(), BarColumn(bar_width=20), TimeRemainingColumn(), TextColumn("{task.description}"),
+                console=console, disable=not console.is_terminal,
+            )  # fmt: skip
+            self._task = self._progress.add_task("", total=self._total)
+            self._progress.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if self._enabled:
+            self._progress.stop()
+            self._file.close()
+
+    def say(self, text: str) -> None:
+        """One line on the console, above the progress bar."""
+        if self._enabled:
+            if self._progress is not None and not self._progress.disable:
+                self._progress.console.print(text, markup=False, highlight=False)
+            else:
+                print(text, file=sys.stderr, flush=True)
+
+    def write(self, record: dict[str, Any]) -> None:
+        """One step's line, to the file at once and to the display."""
+        if not self._enabled:
+            return
+        self._file.write(json.dumps(record) + "\n")
+        self._file.flush()
+        text = summary(record)
+        if self._progress.disable:
+            print(text, file=sys.stderr, flush=True)
+        self._progress.update(self._task, completed=record["step"], description=text)
+
+
+def summary(record: dict[str, Any]) -> str:
+    """A step's line for people."""
+    parts = [f"step {record['step']}", f"loss {record['loss']:.4f}", f"grad {record['grad_norm']:.3f}"]
+    if record["grad_norm_raw"] != record["grad_norm"]:
+        parts[-1] += f" (raw {record['grad_norm_raw']:.3f})"
+    parts += [f"lr {record['lr']:.2e}", f"{record['tokens_per_second']:,.0f} tok/s"]
+    if record.get("mfu") is not None:
+        parts.append(f"MFU {record['mfu']:.1%}")
+    if record["compile_seconds"]:
+        parts.append(f"compiled {record['compile_seconds']:.1f} s")
+    if record["recompiles"]:
+        parts.append(f"{len(record['recompiles'])} recompiles: {record['recompiles'][0]['reason']}")
+    if record.get("leak") is not None:
+        parts.append(f"leak {record['leak']:.1e}")
+    if record.get("val_loss") is not None:
+        parts.append(f"val {record['val_loss']:.4f}")
+    return "  ".join(parts)
+
+
+def flops_per_token(model: nn.Module) -> int:
+    """6 N: forward and backward of the parameters that take part in a matmul (PaLM's convention, attention and recomputation not counted)."""
+    embedding = model.get_input_embeddings().weight.numel()
+    tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    return 6 * (sum(p.numel() for p in model.parameters()) - (0 if tied else embedding))
+
+
+def peak_flops(device: torch.device) -> float | None:
+    """Of one device in bfloat16; None for one whose figure is not known."""
+    if device.type != "cuda":
+        return None
+    name = torch.cuda.get_device_name(device)
+    return next((peak for part, peak in _PEAK.items() if part in name), None)
+
+
+def memory(device: torch.device) -> dict[str, int] | None:
+    """Peak and total bytes of a GPU; None elsewhere."""
+    if device.type != "cuda":
+        return None
+    return {"peak": torch.cuda.max_memory_allocated(device), "total": torch.cuda.mem_get_info(device)[1]}

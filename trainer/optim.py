@@ -1,0 +1,45 @@
+"""AdamW with the reference's defaults, learning-rate schedules, and one global gradient norm."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from trainer.config import TrainConfig
+
+
+def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
+    """Over the parameters that are trained. Raises ``ValueError`` when there are none."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    if not trained:
+        raise ValueError("nothing to train: every parameter is frozen")
+    return torch.optim.AdamW(trained, lr=config.learning_rate, betas=(config.beta1, config.beta2), eps=config.eps, weight_decay=config.weight_decay)
+
+
+def learning_rate(config: TrainConfig, step: int, total: int) -> float:
+    """Of optimizer step ``step`` (1-based) of ``total``: linear warm-up to the peak, then the schedule down to ``min_lr_ratio``."""
+    if step <= config.warmup_steps:
+        return config.learning_rate * step / config.warmup_steps
+    done = (step - config.warmup_steps) / max(1, total - config.warmup_steps)
+    share = {"constant": 1.0, "linear": 1 - done, "cosine": 0.5 * (1 + math.cos(math.pi * done))}[config.lr_scheduler]
+    if config.lr_scheduler != "constant":
+        share = config.min_lr_ratio + (1 - config.min_lr_ratio) * share
+    return config.learning_rate * share
+
+
+def gradient_norm(parameters: list[nn.Parameter]) -> Tensor:
+    """2-norm over all gradients of all ranks, a scalar on the device."""
+    norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+
+def clip(parameters: list[nn.Parameter], norm: Tensor, limit: float) -> None:
+    """Scale the gradients so that their norm is at most ``limit``; nothing is read back to the host."""
+    scale = torch.clamp(limit / (norm + 1e-6), max=1.0)
+    for parameter in parameters:
+        if parameter.grad is not None:
+            grad = parameter.grad.to_local() if isinstance(parameter.grad, DTensor) else parameter.grad
+            grad.mul_(scale)

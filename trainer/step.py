@@ -1,0 +1,69 @@
+"""One optimizer step: microsteps, projection, clipping, AdamW, projection. Nothing waits for the device but one read at the end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from trainer.batch import Batch, to_device
+from trainer.config import TrainConfig
+from trainer.optim import clip, gradient_norm
+from trainer.osft.frozen import Frozen
+from trainer.osft.leak import leak as measure_leak
+from trainer.osft.linear import OSFTLinear
+from trainer.osft.projection import project_gradients, project_parameters
+from trainer.program import Program
+
+
+class Stepper:
+    """Takes steps on a program."""
+
+    def __init__(self, program: Program, optimizer: torch.optim.Optimizer, config: TrainConfig) -> None:
+        self._model = program.model
+        self._device = program.device
+        self._optimizer = optimizer
+        self._max_norm = config.max_grad_norm
+        self._trained = [p for p in program.model.parameters() if p.requires_grad]
+        layers = [m for m in program.model.modules() if isinstance(m, OSFTLinear)]
+        self._frozen = Frozen(layers, cap_bytes=config.osft_transient_mb * 2**20) if layers else None
+
+    def step(self, batches: list[Batch], loss_tokens: int, *, lr: float, leak: bool = False) -> dict[str, Any]:
+        """Train on one global batch, of which ``batches`` are this rank's microsteps and ``loss_tokens`` counts all ranks. Collective.
+
+        Returns ``loss`` (mean per loss token over the global batch), ``grad_norm_raw`` (before projection), ``grad_norm`` (after it, before
+        clipping) and ``leak`` (None unless asked for).
+        """
+        total = torch.zeros((), device=self._device)
+        for batch in batches:
+            loss = self._model(**to_device(batch, self._device))
+            (loss / loss_tokens).backward()
+            total += loss.detach()
+        dist.all_reduce(total)
+
+        raw = gradient_norm(self._trained)
+        norm = raw
+        if self._frozen is not None:
+            project_gradients(self._frozen)
+            norm = gradient_norm(self._trained)
+        if self._max_norm > 0:
+            clip(self._trained, norm, self._max_norm)
+        for group in self._optimizer.param_groups:
+            group["lr"] = lr
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        if self._frozen is not None:
+            project_parameters(self._frozen)
+        leaked = measure_leak(self._frozen) if leak and self._frozen is not None else torch.zeros_like(total)
+
+        # The only host sync of a step.
+        values = torch.stack([t.to(torch.float64) for t in (total / loss_tokens, raw, norm, leaked)]).tolist()
+        measured = leak and self._frozen is not None
+        return {"loss": values[0], "grad_norm_raw": values[1], "grad_norm": values[2], "leak": values[3] if measured else None}
+
+    @torch.no_grad()
+    def evaluate(self, batches: list[Batch]) -> Tensor:
+        """Summed loss of this rank's batches, a scalar on the device."""
+        return torch.stack([self._model(**to_device(batch, self._device)) for batch in batches]).sum()

@@ -331,7 +331,7 @@ class Driver:
             blocks=tuple(Block(fqn=b["fqn"], cls=b["class"], kind=b["kind"], index=b["index"]) for b in program["blocks"]),
             lengths=tuple(s["length"] for s in program["steps"]),
             batch_sizes=tuple(s["batch_size"] for s in program["steps"]),
-            graphs={fqn: len(ids) for fqn, ids in result["graphs"].items()} if result and result["graphs"] else None,
+            graphs=_graphs(result, program["wrap"]),
             fullgraph=captured,
             fullgraph_breaks=tuple(e for e in whole.events if e.kind in ("graph_break", "error")) if whole is not None and whole is not main else (),
             wrap=program["wrap"],
@@ -474,6 +474,13 @@ def forecast(compiles: Sequence[Mapping[str, Any]], main: PassResult) -> dict[st
         "seconds": round(sum(c["seconds"] for c in compiles), 3),
         "note": note,
     }
+
+
+def _graphs(result: Mapping[str, Any], wrap: bool) -> dict[str, int] | None:
+    """Graphs by block, zero for a block that was called and ran none; None where a subject's own backends could not be counted."""
+    if not result or (wrap and not result["graphs"]):
+        return None
+    return {fqn: len(result["graphs"].get(fqn, ())) for fqn in [*result["calls"], *result["graphs"]]}
 
 
 def _is_compile(event: Event) -> bool:

@@ -178,7 +178,9 @@ def is_compile_failure(error: BaseException) -> bool:
     import torch._dynamo.exc as exc
     from torch.fx.experimental.symbolic_shapes import ConstraintViolationError, GuardOnDataDependentSymNode
 
-    return isinstance(error, (exc.TorchDynamoException, GuardOnDataDependentSymNode, ConstraintViolationError))
+    # a fullgraph call of which nothing was compiled ends in a plain RuntimeError
+    nothing = isinstance(error, RuntimeError) and "found no compiled frames" in str(error)
+    return nothing or isinstance(error, (exc.TorchDynamoException, GuardOnDataDependentSymNode, ConstraintViolationError))
 
 
 def is_checkpoint_failure(error: BaseException) -> bool:

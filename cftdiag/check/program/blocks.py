@@ -40,7 +40,7 @@ def strip_wrappers(fqn: str) -> str:
 def find_blocks(model: torch.nn.Module, globs: Sequence[str] | None = None) -> Blocks:
     """The blocks of a model as (name without wrappers, module), in model order.
 
-    By default the children of the ``ModuleList`` with the most children (the first of them on a tie); with ``globs`` every module whose name
+    By default the children of the outermost ``ModuleList`` with the most children (the first of them on a tie); with ``globs`` every module whose name
     matches one (``*`` does not cross a dot), so that several stacks can be named. ``ValueError`` when nothing is found.
     """
     names = {strip_wrappers(fqn): module for fqn, module in model.named_modules() if fqn}
@@ -49,7 +49,9 @@ def find_blocks(model: torch.nn.Module, globs: Sequence[str] | None = None) -> B
     lists = [(fqn, module) for fqn, module in model.named_modules() if isinstance(module, torch.nn.ModuleList) and len(module)]
     if not lists:
         raise ValueError(f"{type(model).__name__} has no ModuleList to take blocks from; name its blocks with --blocks GLOB")
-    fqn, longest = max(lists, key=lambda item: len(item[1]))
+    # a stack inside another stack's block (the experts of a mixture) is part of that block, however long it is
+    outer = [(fqn, found) for fqn, found in lists if not any(fqn.startswith(f"{other}.") for other, _ in lists)]
+    fqn, longest = max(outer, key=lambda item: len(item[1]))
     return [(strip_wrappers(f"{fqn}.{i}" if fqn else str(i)), block) for i, block in enumerate(longest)]
 
 
@@ -113,11 +115,9 @@ def _labels(cls: str, kinds: list[Kind]) -> dict[Kind, str]:
     common = frozenset.intersection(*kinds)
     names: dict[Kind, str] = {}
     for number, kind in enumerate(kinds, 1):
-        own = sorted(kind - common, key=_telling)
-        words = list(dict.fromkeys(_word(trait, value) for trait, value in own[:12]))
-        others = [{_word(t, v) for t, v in k - common} for k in kinds if k is not kind]
-        unique = next((w for w in words if not any(w in o for o in others)), None)
-        names[kind] = f"{cls}[{unique or number}]"
+        words = list(dict.fromkeys(word for trait in sorted(kind - common, key=_telling)[:12] for word in _words(*trait)))
+        others = {word for k in kinds if k is not kind for trait in k - common for word in _words(*trait)}
+        names[kind] = f"{cls}[{next((word for word in words if word not in others), number)}]"
     if len(set(names.values())) < len(kinds):
         return {kind: f"{cls}[{number}]" for number, kind in enumerate(kinds, 1)}
     return names
@@ -137,7 +137,14 @@ def _telling(trait: tuple[str, str]) -> tuple[int, int, str]:
     return rank, name.count("."), name
 
 
-def _word(name: str, value: str) -> str:
-    if name.endswith((":class", "type")):
-        return value
-    return f"{name.removesuffix(':shape').split('.', 1)[-1]}={value}"
+def _words(name: str, value: str) -> tuple[str, ...]:
+    """Ways to say a trait, short ones first."""
+    path, _, what = name.rpartition(":")
+    if what == "class":
+        return (value, f"{path}={value}")
+    if name.endswith("type"):
+        return (value,)
+    if what == "shape":
+        return (f"{path}={value}",)
+    last = name.rsplit(".", 1)[-1]
+    return ({"True": last, "False": f"no {last}"}.get(value, f"{last}={value}"),)

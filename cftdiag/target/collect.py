@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import linecache
 import os
 import re
@@ -16,6 +17,7 @@ from torch._inductor import memory
 from torch._inductor.codegen.cpp import CppScheduling
 from torch._inductor.codegen.triton import TritonScheduling
 from torch._inductor.ir import Reduction, WelfordReduction
+from torch._inductor.utils import Placeholder
 from torch._inductor.virtualized import V
 
 from cftdiag.findings import Where
@@ -80,12 +82,20 @@ class Collector:
         return define_kernel
 
     def _splitting(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        signature = inspect.signature(real)
+
         @functools.wraps(real)
-        def create_multilayer(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        def create_multilayer(*args: Any, **kwargs: Any) -> Any:
+            given = signature.bind(*args, **kwargs).arguments
             node = V.get_current_node()
-            parts, kind = kwargs.get("split", "several"), kwargs.get("reduction_type", "welford")
-            self._splits.append(Split(reduction=str(kind), parts=str(parts), lines=lines_of([node] if isinstance(node, torch.fx.Node) else [])))
-            return real(cls, *args, **kwargs)
+            self._splits.append(
+                Split(
+                    reduction=str(given.get("reduction_type", "welford")),
+                    parts=str(given.get("split")),
+                    lines=lines_of([node] if isinstance(node, torch.fx.Node) else []),
+                )
+            )
+            return real(*args, **kwargs)
 
         return create_multilayer
 
@@ -167,6 +177,8 @@ def _kernel(name: str, source: str, nodes: list[Any], kernel: Any) -> Kernel:
         # made in this kernel and used in it: the value is still in a register
         if buffer not in _mutated(leaves):
             del reads[buffer]
+    # what Inductor itself fills in last, when it writes the kernel into the module
+    source = source.replace(str(Placeholder.DESCRIPTIVE_NAME), name).replace(str(Placeholder.KERNEL_NAME), name).replace("#pragma CMT", "#")
     return Kernel(
         name=name, category=category, source=source, aten=_aten(origins), lines=lines_of(origins), numels=numels, reads=reads, writes=writes,
         flops=sum(map(_flops, leaves)),

@@ -1,0 +1,132 @@
+"""``cftdiag kernels``: the code that Inductor generates for a block, kernel by kernel, for a device that need not be there."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from cftdiag.check.errors import EnvironmentUnfit
+from cftdiag.check.options import ATTENTIONS, DTYPE_ALIASES, DTYPES, DYNAMIC, CheckOptions
+from cftdiag.cli.options import Lengths, debug_option, json_flag
+from cftdiag.report import stream
+from cftdiag.target.devices import TARGETS
+
+DEFAULT_LENGTHS = (512,)
+
+
+@click.command(short_help="Generated code, per kernel: source lines, fused ops, registers, spills, bytes.")
+@click.option("--model", required=True, metavar="MODEL", help="A name of `cftdiag models`, a directory, a config.json, a hub id, or file.py:build.")
+@click.option("--target", type=click.Choice([*TARGETS, "cuda"]), help="Device to generate for; cuda, the one here, is the default.")
+@click.option("--length", "lengths", type=Lengths(), help="Sequence lengths; with several, what changes between them.  [default: 512]")
+@click.option("--batch-size", type=click.IntRange(min=1), metavar="N", help="Rows per forward.  [default: 1]")
+@click.option("--block", metavar="KIND", help="Only this kind of block: a kind, a class or a name, globs allowed.")
+@click.option("--attn", type=click.Choice(ATTENTIONS), help="Attention implementation.  [default: sdpa]")
+@click.option("--dtype", type=click.Choice([*DTYPES, *DTYPE_ALIASES]), metavar="DTYPE", help="Data type of the model.  [default: bfloat16]")
+@click.option("--dynamic", type=click.Choice(list(DYNAMIC)), help="Dynamic shapes; auto is torch's None.  [default: true]")
+@click.option("--pad-to-multiple-of", type=click.IntRange(min=1), metavar="N", help="Round each length up to a multiple of N.")
+@click.option("--inductor", "inductor", multiple=True, metavar="NAME=VALUE", help="A name of torch._inductor.config; may be repeated.")
+@click.option("--compile/--no-compile", "compile_kernels", default=True, help="Compile each configuration and read its registers (the default).")
+@click.option("--source", is_flag=True, help="Print each kernel's text.")
+@click.option("--bytecode", is_flag=True, help="Print the Python that Dynamo runs instead of each block, decompiled where depyf can.")
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), metavar="DIR", help="Write the report and each kernel's text into DIR.")
+@json_flag
+@debug_option
+def kernels(
+    model: str,
+    target: str | None,
+    block: str | None,
+    inductor: tuple[str, ...],
+    compile_kernels: bool,
+    source: bool,
+    bytecode: bool,
+    out: Path | None,
+    as_json: bool,
+    **options: Any,
+) -> int:
+    """Show what Inductor generates for each kind of block: kernels, fused operators, registers, bytes, and library calls beside them.
+
+    Needs no GPU: the code is generated for the device of --target, and Triton compiles it for that device without running it.
+    """
+    from cftdiag.check.subject import resolve
+    from cftdiag.target import job, render
+
+    options["lengths"] = options["lengths"] or (None if _is_builder(model) else DEFAULT_LENGTHS)
+    asked = CheckOptions(model=model, layers=None if _is_builder(model) else "auto", **options)
+    request = {
+        "target": target or _present(),
+        "block": block,
+        "compile_kernels": compile_kernels,
+        "with_bytecode": bytecode,
+        "with_source": source or out is not None or as_json,
+        "inductor_config": dict(_setting(text) for text in inductor),
+    }
+    if out is not None:
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise click.UsageError(f"cannot make {out}: {error.strerror}; name another directory") from error
+    with _status() as progress:
+        data = job.run({"recipe": resolve(model), "options": asked.to_dict(), "request": request}, progress)
+    if out is not None:
+        _write(out, data)
+    if as_json:
+        stream.write(json.dumps(data, indent=2))
+    else:
+        render.show(data, sources=source, code=bytecode)
+    return 0
+
+
+def _is_builder(model: str) -> bool:
+    return model.endswith(".py") or model.rpartition(":")[0].endswith(".py")
+
+
+def _present() -> str:
+    import torch
+
+    if not torch.cuda.is_available():
+        raise click.UsageError(f"no CUDA device here to generate for; name one with --target ({', '.join(TARGETS)})")
+    return "cuda"
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise click.UsageError(f"--inductor {text!r} is not NAME=VALUE, such as triton.mix_order_reduction=False")
+    words = {"true": True, "false": False, "none": None}
+    if value.lower() in words:
+        return name, words[value.lower()]
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
+
+
+@contextlib.contextmanager
+def _status() -> Any:
+    if not sys.stderr.isatty():
+        yield lambda text: None
+        return
+    from rich.text import Text
+
+    from cftdiag.report.console import console_for
+
+    with console_for(sys.stderr).status("starting", spinner="dots") as status:
+        yield lambda text: status.update(Text(text))
+
+
+def _write(out: Path, data: dict[str, Any]) -> None:
+    try:
+        (out / "kernels.json").write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+        for block in data["blocks"]:
+            for graph in block["graphs"]:
+                folder = out / "".join(c if c.isalnum() else "_" for c in f"{block['kind']} {graph['compile_id']} {graph['direction']}")
+                folder.mkdir(exist_ok=True)
+                for kernel in graph["kernels"]:
+                    (folder / f"{kernel['name']}.{'cpp' if kernel['category'] == 'cpp' else 'py'}").write_text(kernel["source"], encoding="utf-8")
+    except OSError as error:
+        raise EnvironmentUnfit(f"cannot write into {out}: {error.strerror}; free disk space or name another directory") from error

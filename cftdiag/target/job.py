@@ -1,0 +1,96 @@
+"""The child process of `cftdiag kernels`: ``python -m cftdiag.target.job`` reads a request on stdin and writes JSON lines on stdout.
+
+Lowering for a device that is not there replaces parts of torch while it works, so it never runs in a process that does anything else.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from cftdiag.check.errors import EnvironmentUnfit, InputError
+
+_MARK = "cftdiag-job "  # tells our lines from whatever a library prints
+
+
+def run(request: Mapping[str, Any], progress: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
+    """Describe in a child process. ``request``: ``recipe``, ``options`` (of CheckOptions) and ``request`` (of describe.Request).
+
+    Raises :class:`InputError` or :class:`EnvironmentUnfit`. The child and its scratch folder are gone when this returns, whatever happened.
+    """
+    scratch = tempfile.mkdtemp(prefix="cftdiag-kernels-")
+    environment = dict(os.environ, OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
+    environment.update(TORCHINDUCTOR_CACHE_DIR=f"{scratch}/inductor", TRITON_CACHE_DIR=f"{scratch}/triton")
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, (root, environment.get("PYTHONPATH"))))
+    with open(os.path.join(scratch, "log"), "w+b") as log:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "cftdiag.target.job"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, env=environment
+        )
+        try:
+            assert child.stdin is not None and child.stdout is not None
+            child.stdin.write(json.dumps(request))
+            child.stdin.close()
+            for line in child.stdout:
+                if not line.startswith(_MARK):
+                    continue
+                message = json.loads(line[len(_MARK) :])
+                match message["type"]:
+                    case "progress":
+                        progress(message["text"])
+                    case "input_error":
+                        raise InputError(message["text"])
+                    case "unfit":
+                        raise EnvironmentUnfit(message["text"])
+                    case "result":
+                        result: dict[str, Any] = message["result"]
+                        return result
+            log.seek(0)
+            last = (log.read().decode(errors="replace").strip().splitlines() or [f"exit status {child.wait()}"])[-1]
+            raise EnvironmentUnfit(f"lowering ended without a result ({last}); run again with --debug, or report it")
+        finally:
+            child.kill()
+            child.wait()
+            shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _send(message: Mapping[str, Any]) -> None:
+    sys.stdout.write(_MARK + json.dumps(message, default=str) + "\n")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    from cftdiag.check.process import die_with_parent
+
+    die_with_parent()
+    task = json.load(sys.stdin)
+    import torch
+
+    torch.set_num_threads(1)
+    from cftdiag.check.options import CheckOptions
+    from cftdiag.check.program import DepthNotReached
+    from cftdiag.target.describe import Request, describe
+    from cftdiag.target.errors import TargetUnavailable
+
+    try:
+        result = describe(
+            task["recipe"],
+            CheckOptions.from_dict(task["options"]),
+            Request(**task["request"]),
+            lambda text: _send({"type": "progress", "text": text}),
+        )
+        _send({"type": "result", "result": result})
+    except InputError as error:
+        _send({"type": "input_error", "text": str(error)})
+    except (TargetUnavailable, DepthNotReached, EnvironmentUnfit) as error:
+        _send({"type": "unfit", "text": str(error)})
+
+
+if __name__ == "__main__":
+    main()

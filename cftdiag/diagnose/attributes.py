@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cftdiag.diagnose import references as ref
-from cftdiag.diagnose.cause import Cause, example
+from cftdiag.diagnose.cause import RECOMPILES, cause
 from cftdiag.diagnose.miss import Miss
 from cftdiag.findings import Remedy
 
@@ -17,16 +16,10 @@ _ISOLATE = Remedy(
 _LIMIT = Remedy(summary="Raise the limit: block.compile(recompile_limit={more}).", change={"compile_kwargs": {"recompile_limit": "{more}"}})
 
 CAUSES = (
-    Cause(
-        key="module_int_attr",
-        kinds=("recompile", "limit_hit"),
-        title="An integer attribute of the module changes",
-        what="An `int` attribute of an nn.Module is a constant to Dynamo. A counter that the block or the trainer changes makes the guard fail at each new value.",
-        why="Every value is compiled, until recompile_limit stops it and the block runs eager without an error.",
+    cause(
+        "module_int_attr",
         says="`{attribute}` was {expected} when the code was compiled and is {actual} now.",
-        fix="Hold the counter in a tensor buffer, or outside the module.\n\n"
-        '```python\nself.register_buffer("{name}", torch.zeros((), dtype=torch.long))\nself.{name} += 1\n```',
-        references=(ref.RECOMPILATION, ref.torch_issue(128319), ref.torch_issue(140464)),
+        kinds=RECOMPILES,
         remedies=(
             Remedy(
                 summary="Let torch treat integer attributes as dynamic: torch._dynamo.config.allow_unspec_int_on_nn_module = True.",
@@ -35,132 +28,79 @@ CAUSES = (
             Remedy(summary="Hold {attribute} in a tensor: self.register_buffer('{name}', torch.zeros((), dtype=torch.long)) and self.{name} += 1."),
             Remedy(summary="Count outside the module and pass what depends on it as a tensor."),
         ),
-        example=example("module_int_attr"),
     ),
-    Cause(
-        key="module_float_attr",
-        kinds=("recompile", "limit_hit"),
-        title="A float attribute of the module changes",
-        what="A Python float on the module (a loss scale, a LoRA scale, a schedule) is guarded; on torch 2.13 the second value makes it dynamic, older versions compile each.",
-        why="At least one recompile in the middle of the run; on older torch one per step.",
+    cause(
+        "module_float_attr",
         says="`{attribute}` was {expected} when the code was compiled and is {actual} now.",
-        fix='Store it as a tensor and change it in place.\n\n```python\nself.register_buffer("{name}", torch.tensor(1.0))\nself.{name}.fill_(value)\n```',
-        references=(ref.RECOMPILATION, ref.torch_issue(115711), ref.torch_issue(107076)),
+        kinds=RECOMPILES,
         remedies=(
             Remedy(summary="Store {attribute} as a tensor: self.register_buffer('{name}', torch.tensor({expected})) and self.{name}.fill_(value)."),
             Remedy(summary="Warm up with two different values before the first timed step."),
         ),
-        example=example("module_float_attr"),
     ),
-    Cause(
-        key="module_bool_attr",
-        kinds=("recompile", "limit_hit"),
-        title="A flag of the module was switched",
-        what="A bool attribute (adapters off for a reference pass, a mode flag) is guarded and was switched between calls.",
-        why="One variant per combination of flags; the second one is compiled when the flag is first switched.",
+    cause(
+        "module_bool_attr",
         says="`{attribute}` was {expected} when the code was compiled and is {actual} now.",
-        fix="Expect two variants and warm both, or keep a separate module for the other mode.\n\n"
-        "```python\nfor flag in (True, False):                       # warm both variants\n    set_flag(model, flag)\n    model(**batch)\n```",
-        references=(ref.RECOMPILATION, ref.issue("meta-pytorch/torchtune", 721)),
+        kinds=RECOMPILES,
         remedies=(
             Remedy(summary="Two variants are expected: run one step of each before the timed steps."),
             Remedy(summary="Keep a separate (frozen) module for the other mode instead of switching {attribute}."),
         ),
-        example=example("module_bool_attr"),
     ),
-    Cause(
-        key="module_str_attr",
-        kinds=("recompile", "limit_hit"),
-        title="A string, tuple or constant attribute of the module changes",
-        what="A `str`, tuple or other constant on the module (a mode, an implementation name, a window) is guarded and has another value now.",
-        why="Every value is compiled on its own.",
+    cause(
+        "module_str_attr",
         says="`{attribute}` was {expected} when the code was compiled and is {actual} now.",
-        fix="Choose once when the module is built.\n\n```python\nself.attend = IMPLEMENTATIONS[config.mode]       # in __init__\n```",
-        references=(ref.RECOMPILATION,),
+        kinds=RECOMPILES,
         remedies=(
             Remedy(summary="Decide what depends on {attribute} when the module is built."),
             Remedy(summary="Warm up one step per value."),
             _VARIANTS,
         ),
-        example=example("module_str_attr"),
     ),
-    Cause(
-        key="layer_idx",
-        kinds=("recompile", "limit_hit"),
-        title="The block reads its own index",
-        what="All blocks share one code object and one cache. A block that reads its `layer_idx` in forward is compiled for that number, so no other block can use the code.",
-        why="One compile per layer; from the ninth block on (recompile_limit 8) blocks run eager without an error.",
+    cause(
+        "layer_idx",
         says="`{attribute}` is the block's own index ({expected} in the compiled code, {actual} here): every block is compiled separately.",
-        fix="Resolve what depends on the index when the module is built, or slice outside the block.\n\n"
-        "```python\nfor i, block in enumerate(self.layers):\n    x = block(x, per_layer[:, i])                 # not per_layer[:, self.layer_idx] inside\n```",
-        references=(ref.RECOMPILATION, ref.torch_issue(128071), ref.issue("vllm-project/vllm", 12410)),
+        kinds=RECOMPILES,
         remedies=(
             Remedy(
-                summary="Resolve per-layer values in __init__ (a buffer, a number) or pass the slice for layer {actual} as an argument; do not read {attribute} in forward."
+                summary="Resolve what depends on {attribute} in __init__, or pass the slice for layer {actual} as an argument; do not read it in forward."
             ),
             _LIMIT,
             _ISOLATE,
         ),
-        example=example("layer_idx"),
     ),
-    Cause(
-        key="per_layer_attr",
-        kinds=("recompile", "limit_hit"),
-        title="Blocks of one class differ in an attribute",
-        what="Blocks share one code object but differ in a Python value that is constant in time: a window, a layer type, an activation, a missing bias.",
-        why="One variant per kind of block is expected and fine; more kinds than recompile_limit (8) are not.",
+    cause(
+        "per_layer_attr",
         says="`{attribute}` is {expected} in the block that was compiled and {actual} in this one: one variant per value.",
-        fix="Expect one variant per kind. With many kinds raise the limit or give each block its own cache.\n\n"
-        "```python\nblock.compile(recompile_limit=2 * kinds)\n```",
-        references=(ref.RECOMPILATION, ref.issue("pytorch/torchtitan", 3737)),
+        kinds=RECOMPILES,
         remedies=(_VARIANTS, _ISOLATE, _LIMIT),
-        example=example("per_layer_attr"),
     ),
-    Cause(
-        key="container_len",
-        kinds=("recompile", "limit_hit"),
-        title="A list or dict has another length or other keys",
-        what="The length of a list and the keys of a dict that the block looks at are guarded: a cache that grows, a list of adapters, optional keyword arguments.",
-        why="Every length is compiled, until recompile_limit.",
+    cause(
+        "container_len",
         says="`{attribute}` has another length or other keys than when the code was compiled ({expected} then, {actual} now).",
-        fix="Give it a fixed length, or pass one stacked tensor.\n\n```python\nstates = torch.stack(states)                      # one tensor instead of a growing list\n```",
-        references=(ref.RECOMPILATION,),
+        kinds=RECOMPILES,
         remedies=(
             Remedy(summary="Keep {attribute} at one length (fill with zeros), or stack its tensors into one."),
             Remedy(summary="Hold what grows outside the compiled block."),
         ),
-        example=example("container_len"),
     ),
-    Cause(
-        key="first_call_latch",
-        kinds=("recompile", "limit_hit"),
-        title="The first call sets something up",
-        what="An attribute is None (or missing) at the first call and set by it: a lazily built cache, a table, a counter. The guard that it is None fails from the second call on.",
-        why="The first compile is thrown away: everything is compiled twice.",
+    cause(
+        "first_call_latch",
         says="`{attribute}` was {expected} at the first call and is set since.",
-        fix="Set it up before the first compiled call.\n\n```python\nmodel.build_caches()                              # or one eager forward before compile\nblock.compile()\n```",
-        references=(ref.RECOMPILATION,),
+        kinds=RECOMPILES,
         remedies=(
             Remedy(summary="Build {attribute} in __init__ or before the first compiled call."),
             Remedy(summary="Run one eager forward before compiling.", change={"eager_warmup": True}),
         ),
-        example=example("first_call_latch"),
     ),
-    Cause(
-        key="training_flag",
-        kinds=("recompile", "limit_hit"),
-        title="train() / eval() was switched",
-        what="`module.training` is guarded where it is read (dropout, batch norm).",
-        why="A validation pass compiles a second variant; together with no_grad and eval there may be three.",
+    cause(
+        "training_flag",
         says="`{attribute}` was {expected} when the code was compiled and is {actual} now.",
-        fix="Expect one train and one eval variant; switch eval() and no_grad() together, and warm both.\n\n"
-        "```python\nmodel.eval()\nwith torch.no_grad():\n    model(**batch)\nmodel.train()\n```",
-        references=(ref.RECOMPILATION, ref.torch_issue(100977)),
+        kinds=RECOMPILES,
         remedies=(
             Remedy(summary="Switch eval() and no_grad() together, so that there is one evaluation variant; warm it up before training."),
             Remedy(summary="Evaluate with an uncompiled copy of the model: torch.compiler.set_stance('force_eager')."),
         ),
-        example=example("training_flag"),
     ),
 )
 

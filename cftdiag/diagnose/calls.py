@@ -5,23 +5,16 @@ from __future__ import annotations
 import re
 import sys
 
-from cftdiag.diagnose import references as ref
-from cftdiag.diagnose.cause import Cause, example
+from cftdiag.diagnose.cause import BREAK, cause
 from cftdiag.diagnose.scalars import text
 from cftdiag.events import Event
 from cftdiag.findings import Remedy
 
 CAUSES = (
-    Cause(
-        key="logging_call",
-        kinds=("graph_break",),
-        title="A logging or warning call inside the block",
-        what="A `logging.Logger` method or `warnings.warn` is called in compiled code. It has side effects that a graph cannot hold.",
-        why="The graph ends at every such call, also when the message is shown only once; fullgraph=True refuses it.",
+    cause(
+        "logging_call",
         says="`{code}` logs from inside the compiled block.",
-        fix="Warn once at construction time, or tell Dynamo to ignore that function.\n\n"
-        "```python\ntorch._dynamo.config.ignore_logging_functions.add(warn_once)   # dropped while compiled\n```",
-        references=(ref.COMMON_BREAKS, ref.gb("0291"), ref.issue("huggingface/trl", 3839)),
+        kinds=BREAK,
         remedies=(
             Remedy(
                 summary="Let Dynamo skip the call: torch._dynamo.config.ignore_logging_functions.add({logging_function}).",
@@ -33,17 +26,11 @@ CAUSES = (
                 change={"torch._dynamo.config.reorderable_logging_functions": "{logging_function}"},
             ),
         ),
-        example=example("logging_call"),
     ),
-    Cause(
-        key="print_call",
-        kinds=("graph_break",),
-        title="A print inside the block",
-        what="`print` or a write to a stream is called in compiled code.",
-        why="The graph ends there and starts anew behind it; fullgraph=True refuses it.",
+    cause(
+        "print_call",
         says="`{code}` prints from inside the compiled block.",
-        fix="Remove it, print outside the block, or let torch reorder it.\n\n```python\ntorch._dynamo.config.reorderable_logging_functions.add(print)\n```",
-        references=(ref.COMMON_BREAKS, ref.gb("0059")),
+        kinds=BREAK,
         remedies=(
             Remedy(summary="Remove the print, or print what the block returns outside of it."),
             Remedy(
@@ -55,89 +42,54 @@ CAUSES = (
                 change={"torch._dynamo.config.ignore_logging_functions": "builtins.print"},
             ),
         ),
-        example=example("print_call"),
     ),
-    Cause(
-        key="disabled_function",
-        kinds=("graph_break",),
-        title="A function is disabled for compilation",
-        what="The block calls a function wrapped in `torch.compiler.disable` (or `torch._dynamo.disable`): Dynamo must run it in eager Python.",
-        why="The graph is split around every call; fullgraph=True refuses it.",
+    cause(
+        "disabled_function",
         says="`{code}` calls {function}, which is disabled for compilation{reason}.",
-        fix="Remove the decorator when the function is traceable, register it as a custom op, or call it outside the block.\n\n"
-        '```python\n@torch.library.custom_op("mine::side", mutates_args=())\ndef side(x: torch.Tensor) -> torch.Tensor: ...\n```',
-        references=(ref.DISABLE, ref.gb("0098"), ref.CUSTOM_OPS),
+        kinds=BREAK,
         remedies=(
             Remedy(summary="Remove torch.compiler.disable from {function} if Dynamo can trace it by now."),
             Remedy(summary="Register {function} as a custom op with a fake implementation, so that it stays in the graph."),
             Remedy(summary="Call {function} before or after the compiled block."),
         ),
-        example=example("disabled_function"),
     ),
-    Cause(
-        key="ffi_call",
-        kinds=("graph_break",),
-        title="A call into foreign code",
-        what="The block calls a C extension, ctypes, cffi, pybind11 or Numba function. Dynamo sees only its Python name.",
-        why="The graph ends at each call; the values it needs must be real, so it also waits for the device.",
+    cause(
+        "ffi_call",
         says="`{code}` calls foreign code{callee} that Dynamo cannot look into.",
-        fix="Wrap it as a custom op with a fake implementation.\n\n"
-        '```python\n@torch.library.custom_op("mine::kernel", mutates_args=())\ndef kernel(x: torch.Tensor) -> torch.Tensor:\n    return extension.kernel(x)\n\n'
-        "@kernel.register_fake\ndef _(x):\n    return torch.empty_like(x)\n```",
-        references=(ref.CUSTOM_OPS, ref.gb("0007"), ref.gb("0156")),
+        kinds=BREAK,
         remedies=(
             Remedy(summary="Wrap the call as a custom op (torch.library.custom_op, register_fake, register_autograd)."),
             Remedy(summary="Compute it outside the compiled block when it does not depend on the block's input."),
         ),
-        example=example("ffi_call"),
     ),
-    Cause(
-        key="rng_seed_call",
-        kinds=("graph_break",),
-        title="The random state is set inside the block",
-        what="`manual_seed`, `set_rng_state`, `fork_rng` or a `Generator` method is called in compiled code.",
-        why="Random state is global and lives outside the graph; the graph ends there.",
+    cause(
+        "rng_seed_call",
         says="`{code}` changes the random state inside the compiled block.",
-        fix="Seed once before the step. For reproducible recomputation use torch.utils.checkpoint, which keeps the state.\n\n"
-        "```python\ntorch.manual_seed(seed)          # in the training loop\nloss = model(**batch)\n```",
-        references=(ref.COMMON_BREAKS, ref.gb("0007"), ref.gb("7650")),
+        kinds=BREAK,
         remedies=(
             Remedy(summary="Seed or restore the state outside the compiled block."),
             Remedy(summary="For the same mask in forward and backward use torch.utils.checkpoint(preserve_rng_state=True)."),
         ),
-        example=example("rng_seed_call"),
     ),
-    Cause(
-        key="unsupported_call",
-        kinds=("graph_break",),
-        title="A call that Dynamo does not trace",
-        what="The block calls a Python builtin, a standard library function or a part of torch that Dynamo skips (`time.time`, `gc.collect`, `open`, `copy.deepcopy` of a tensor).",
-        why="The graph ends there and starts anew behind it; fullgraph=True refuses it.",
+    cause(
+        "unsupported_call",
         says="`{code}` calls {callee_name}, which Dynamo does not trace.",
-        fix="Move the call out of the block.\n\n```python\nstart = time.perf_counter()      # around the block, not in it\nx = block(x)\n```",
-        references=(ref.COMMON_BREAKS, ref.gb("0007"), ref.gb("0059")),
+        kinds=BREAK,
         remedies=(
             Remedy(summary="Move the call out of the compiled block."),
             Remedy(summary="If it has no effect on the result, guard it: if not torch.compiler.is_compiling(): ..."),
         ),
-        example=example("unsupported_call"),
     ),
-    Cause(
-        key="generic_break",
-        kinds=("graph_break",),
-        title="A graph break of another kind",
-        what="Dynamo met something that it cannot trace and that has no page of its own here. The finding carries torch's own reason, id and hints.",
-        why="Every break starts a new graph; fullgraph=True refuses most of them.",
+    cause(
+        "generic_break",
         says="`{code}`: {gb_type}.",
-        fix="Follow torch's hint in the finding's evidence, or torch's page of that id.\n\n```python\nblock.compile(fullgraph=True)    # shows the full message\n```",
-        references=(ref.BREAKS, ref.COMMON_BREAKS),
+        kinds=BREAK,
         remedies=(Remedy(summary="{hint}"), Remedy(summary="Move the construct out of the compiled block.")),
-        example=example("generic_break"),
     ),
 )
 
 _SEED = re.compile(
-    r"qualname: (?:\w+\.)?(?:manual_seed\w*|seed\w*|initial_seed|[gs]et_rng_state\w*|fork_rng|[gs]etstate)\b|fork_rng|torch\.Generator|torch\._C\.Generator"
+    r"qualname: (?:\w+\.)?(?:manual_seed\w*|seed\w*|initial_seed|[gs]et_rng_state\w*|fork_rng|[gs]etstate)\b|fork_rng|torch\.(?:_C\.)?Generator"
 )
 _LOGGING = re.compile(r"LoggingLoggerVariable|<Logger |module: logging\b|module: _?warnings\b|`logging\.|builtin (?:logging|warnings)")
 _PRINT = re.compile(r"builtin print\b|`print`|TextIOWrapper|sys\.std(?:out|err)")

@@ -1,8 +1,12 @@
-"""A cause as data: what ``explain`` shows, what a finding quotes, and the remedies in order of preference."""
+"""A cause: what ``explain`` shows, what a finding quotes, and the remedies in order of preference.
+
+Prose lives in ``texts/<key>.md``, the example in ``examples/<key>.py``; code holds what a finding needs.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import re
 import string
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,15 +14,22 @@ from typing import Any
 
 from cftdiag.findings import Remedy
 
+TEXTS = Path(__file__).parent / "texts"
 EXAMPLES = Path(__file__).parent / "examples"
+
+#: The kinds of finding that a recompile cause may have.
+RECOMPILES = ("recompile", "limit_hit")
+BREAK = ("graph_break",)
+
+_SECTIONS = ("What", "Why it costs", "Fix", "References")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Cause:
     """One reason why compiled code breaks, is compiled again, or is wrong.
 
-    ``remedies`` are templates: ``{argument}``, ``{dim}`` and the like are filled with the finding's own facts (:func:`fill`); the worst and the
-    unsafe ones come last.
+    ``remedies`` are templates: ``{argument}``, ``{dim}`` and the like are filled with the finding's own facts (:func:`fill`); unsafe ones come
+    last.
     """
 
     key: str
@@ -29,16 +40,42 @@ class Cause:
     fix: str
     references: tuple[str, ...]
     remedies: tuple[Remedy, ...]
-    example: str = ""
-    """Python source of a file with ``build()`` that shows the cause; empty where it takes a GPU or several ranks, ``what`` then says so."""
     says: str = ""
     """One or two sentences of a finding, with ``{facts}``; the title and ``what`` stand in when a fact is unknown."""
+    example: str = ""
+    """Python source of a file with ``build()`` that shows the cause; empty where it takes a GPU, Inductor or several ranks."""
     captured_by_fullgraph: bool = False
     """True for breaks that ``fullgraph=True`` usually captures, because it implies scalar and dynamic-shape capture."""
 
     def doc(self) -> str:
         """Path of the page of this cause in the documentation."""
         return f"docs/causes/{self.key}.md"
+
+
+def cause(key: str, *, says: str, kinds: tuple[str, ...], remedies: tuple[Remedy, ...], captured_by_fullgraph: bool = False) -> Cause:
+    """The cause of that key, with its page read from ``texts/`` and its example from ``examples/``."""
+    title, sections = page(key)
+    return Cause(
+        key=key,
+        kinds=kinds,
+        title=title,
+        what=sections["What"],
+        why=sections["Why it costs"],
+        fix=sections["Fix"],
+        references=tuple(re.findall(r"<(https?://[^>]+)>", sections["References"])),
+        remedies=remedies,
+        says=says,
+        example=example(key),
+        captured_by_fullgraph=captured_by_fullgraph,
+    )
+
+
+def page(key: str) -> tuple[str, dict[str, str]]:
+    """(title, text by section) of ``texts/<key>.md``; a page without one of the four sections is a fault of the package."""
+    head, *parts = re.split(r"^## ", (TEXTS / f"{key}.md").read_text(encoding="utf-8"), flags=re.M)
+    sections = {name.strip(): text.strip() for name, _, text in (part.partition("\n") for part in parts)}
+    assert tuple(sections) == _SECTIONS, f"texts/{key}.md has sections {list(sections)}"
+    return head.strip().removeprefix("# "), sections
 
 
 def example(key: str) -> str:

@@ -42,9 +42,9 @@ class Context:
     """
 
     blocks: Sequence[Block] = ()
-    lengths: Sequence[int] = ()
+    lengths: Sequence[int | None] = ()
     """Sequence length by step, the first step first."""
-    batch_sizes: Sequence[int] = ()
+    batch_sizes: Sequence[int | None] = ()
     """Rows by step, the first step first."""
     graphs: Mapping[str, int] | None = None
     """Number of compiled graphs that each block ran."""
@@ -108,6 +108,6 @@ class Context:
         return tuple(out)
 
 
-def _at(values: Sequence[int], step: int) -> int | None:
+def _at(values: Sequence[int | None], step: int) -> int | None:
     index = max(step - 1, 0)
     return values[index] if index < len(values) else None

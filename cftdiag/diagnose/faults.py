@@ -68,14 +68,16 @@ def _error(kind: str, message: str, event: Event | None, context: Context, draft
         "limit_note": f": the recompile limit ({limit}) tripped in between" if limits else "",
         "more": 2 * limit,
     }
-    draft.guard = next((d.guard for d in drafts.of("limit_hit", "recompile")), None) if cause.startswith("ac_") else None
+    if cause.startswith("ac_"):
+        draft.guard = next((d.guard for d in limits + sorted(drafts.of("recompile"), key=lambda d: -d.count)), None)
     draft.note(f"{kind}: {first[:300]}", *(line.strip() for line in message.splitlines()[1:8] if line.strip()))
     draft.note(*(f"grew from {d.kind} {d.cause}: {d.guard}" for d in limits))
 
 
 def _other_thread(event: Event, context: Context, drafts: Drafts) -> None:
     """A limit that is lower where it was hit than in the main thread."""
-    seen = event.detail.get("limit")
+    # A hard failure (fullgraph) does not name the limit: then it is the number of entries that were there.
+    seen = event.detail.get("limit") or len(event.reasons) or None
     main = event.detail.get("main_thread_limit") or context.probes.get("main_thread_limit") or context.limit
     if seen is None or int(seen) >= int(main) or event.detail.get("limit_kind") == "accumulated_recompile_limit":
         return
@@ -192,7 +194,7 @@ def _caches(events: Sequence[Event], context: Context, drafts: Drafts) -> None:
     """Bypassed caches are information: they cost at the next start only."""
     for event in events:
         if event.kind == "cache" and event.detail.get("outcome") == "bypass":
-            draft, new = drafts.get("perf", "cache_miss", "info", event.detail.get("cache"))
+            draft, _ = drafts.get("perf", "cache_miss", "info", event.detail.get("cache"))
             draft.seen(event, [b for b in [region(event)] if b])
             draft.facts = {
                 "cache": event.detail.get("cache"),

@@ -71,12 +71,11 @@ def _limit(miss: Miss, cause: str, context: Context, drafts: Drafts) -> None:
     kind = list(context.same_kind(name)) or ([name] if name else [])
     never = [fqn for fqn in kind if context.graphs is not None and not context.graphs.get(fqn)]
     draft.seen(miss.event, never or kind)
-    limit = miss.event.detail.get("limit") or context.limit
+    limit = miss.event.detail.get("limit") or len(miss.event.reasons) or context.limit
     if kind:
         when = "" if never else " whenever none of the cached variants fits"
-        draft.notes.append(
-            f"{miss.event.detail.get('limit_kind') or 'recompile_limit'} ({limit}) was hit: {len(never or kind)} of {len(kind)} blocks now run eager{when}."
-        )
+        which = miss.event.detail.get("limit_kind") or "recompile_limit"
+        draft.notes.append(f"{which} ({limit}) was hit: {len(never or kind)} of {len(kind)} blocks now run eager{when}.")
     if miss.event.detail.get("raised"):
         draft.notes.append("With fullgraph=True that is an error.")
 

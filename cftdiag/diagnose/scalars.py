@@ -5,8 +5,7 @@ from __future__ import annotations
 import ast
 import re
 
-from cftdiag.diagnose import references as ref
-from cftdiag.diagnose.cause import Cause, example
+from cftdiag.diagnose.cause import BREAK, cause
 from cftdiag.events import Event
 from cftdiag.findings import Remedy
 
@@ -14,16 +13,11 @@ _SCALARS = {"torch._dynamo.config.capture_scalar_outputs": True}
 _SHAPES = {"torch._dynamo.config.capture_dynamic_output_shape_ops": True}
 
 CAUSES = (
-    Cause(
-        key="tensor.item",
-        kinds=("graph_break",),
-        title="A tensor's value is read as a Python number",
-        what="`.item()`, `int(t)` or `float(t)` asks for the value of a tensor inside compiled code. While tracing there is no value, so the graph ends there.",
-        why="Every break starts a new graph, and on a GPU the read waits for the device: once per block and per step.",
+    cause(
+        "tensor.item",
         says="`{code}` reads a tensor's value as a Python number; the graph ends there.",
-        fix="Read the number once on the host before the blocks and pass it in, keep it a tensor, or let torch capture scalars.\n\n"
-        "```python\nmax_seqlen = int((cu[1:] - cu[:-1]).max())  # once a batch, outside the blocks\nfor block in model.layers:\n    x = block(x, cu, max_seqlen)\n```",
-        references=(ref.COMMON_BREAKS, ref.gb("0124"), ref.issue("huggingface/transformers", 37206)),
+        kinds=BREAK,
+        captured_by_fullgraph=True,
         remedies=(
             Remedy(
                 summary="Let torch capture scalars: torch._dynamo.config.capture_scalar_outputs = True (fullgraph=True implies it).", change=_SCALARS
@@ -31,19 +25,12 @@ CAUSES = (
             Remedy(summary="Compute the number once outside the blocks and pass it as an argument, or keep it a 0-d tensor."),
             Remedy(summary="Compile with fullgraph=True, which captures this read.", change={"compile_kwargs": {"fullgraph": True}}),
         ),
-        example=example("tensor.item"),
-        captured_by_fullgraph=True,
     ),
-    Cause(
-        key="tensor.tolist",
-        kinds=("graph_break",),
-        title="A tensor is turned into a Python list",
-        what="`.tolist()` moves the values of a tensor into Python, for example to split tokens by expert. The graph cannot know them while it is traced.",
-        why="The code behind it depends on those numbers, so capturing scalars is often not enough: the split still needs concrete sizes.",
+    cause(
+        "tensor.tolist",
         says="`{code}` moves tensor values into a Python list; what follows depends on them.",
-        fix="Keep counts and offsets on the device (grouped matmul, `index_add`), or compile the parts around the expert loop.\n\n"
-        "```python\noffsets = counts.cumsum(0)                       # stays a tensor\ny = torch._grouped_mm(x[order], weights, offs=offsets)\n```",
-        references=(ref.COMMON_BREAKS, ref.gb("0033"), ref.issue("meta-pytorch/torchtune", 2771)),
+        kinds=BREAK,
+        captured_by_fullgraph=True,
         remedies=(
             Remedy(
                 summary="Let torch capture scalars and data-dependent shapes; enough only when no Python code needs the numbers.",
@@ -52,19 +39,11 @@ CAUSES = (
             Remedy(summary="Keep the values on the device: grouped matmul with offsets, or dense routing with a mask."),
             Remedy(summary="Compile the sub-modules before and after the loop instead of the whole block."),
         ),
-        example=example("tensor.tolist"),
-        captured_by_fullgraph=True,
     ),
-    Cause(
-        key="data_dependent_branch",
-        kinds=("graph_break",),
-        title="A Python branch depends on tensor values",
-        what="`if`, `while`, `assert`, `and`, `or` or `bool(...)` on a tensor: which way the program goes depends on data that tracing does not have.",
-        why="fullgraph=True refuses it, and without it each branch becomes a graph of its own, compiled again when the other way is taken.",
+    cause(
+        "data_dependent_branch",
         says="`{code}` decides a Python branch by tensor values.{branch}",
-        fix="Decide on the host before the block (in the collator), or make the code branchless.\n\n"
-        "```python\nx = torch.where(scores > limit, scaled, x)       # instead of: if (scores > limit).any(): ...\n```",
-        references=(ref.COMMON_BREAKS, ref.gb("0170"), ref.issue("huggingface/transformers", 41803)),
+        kinds=BREAK,
         remedies=(
             Remedy(summary="Decide it once per batch outside the compiled block and pass the outcome as an argument (None or a tensor, a bool)."),
             Remedy(summary="Make it branchless: torch.where, torch.clamp, torch.nan_to_num, or torch.cond."),
@@ -74,41 +53,26 @@ CAUSES = (
                 change={"flash_varlen": True},
             ),
         ),
-        example=example("data_dependent_branch"),
     ),
-    Cause(
-        key="dynamic_output_shape",
-        kinds=("graph_break",),
-        title="An operator's output shape depends on values",
-        what="`nonzero`, one-argument `where`, `masked_select`, `unique`, `bincount` or a boolean index: how large the result is depends on the data.",
-        why="Without capture the graph ends there; in a loop the whole function falls back to eager.",
+    cause(
+        "dynamic_output_shape",
         says="`{code}` has an output whose size depends on tensor values.",
-        fix="Compute densely with a mask, or use a grouped kernel; fullgraph=True captures these operators with unbacked sizes.\n\n"
-        "```python\ny = y + expert(x) * weight[:, k, None]           # dense: zero weight where not routed\n```",
-        references=(ref.COMMON_BREAKS, ref.gb("0036"), ref.issue("huggingface/transformers", 30793)),
+        kinds=BREAK,
+        captured_by_fullgraph=True,
         remedies=(
             Remedy(summary="Let torch capture them: capture_dynamic_output_shape_ops and capture_scalar_outputs.", change={**_SHAPES, **_SCALARS}),
             Remedy(summary="Compute densely with a mask or with a grouped matmul, so that sizes do not depend on values."),
             Remedy(summary="Compile with fullgraph=True, which captures them.", change={"compile_kwargs": {"fullgraph": True}}),
         ),
-        example=example("dynamic_output_shape"),
-        captured_by_fullgraph=True,
     ),
-    Cause(
-        key="python_rng_branch",
-        kinds=("graph_break",),
-        title="A Python random number steers the block",
-        what="`random.random()` or numpy's generator inside compiled code (layer drop, stochastic depth): the draw happens in Python.",
-        why="A compiled graph cannot repeat the draw, so the graph ends there; under activation checkpointing forward and recompute may also disagree.",
+    cause(
+        "python_rng_branch",
         says="`{code}` draws a random number in Python.",
-        fix="Draw on the host before the blocks, or with torch so that it stays in the graph.\n\n"
-        "```python\nkeep = (torch.rand((), device=x.device) >= p).to(x.dtype)\nreturn x + keep * branch(x)\n```",
-        references=(ref.COMMON_BREAKS, ref.gb("0007"), ref.gb("0170")),
+        kinds=BREAK,
         remedies=(
             Remedy(summary="Draw outside the compiled block (which layers to skip) and call only the blocks that are kept."),
             Remedy(summary="Draw with torch.rand and multiply by the outcome instead of branching."),
         ),
-        example=example("python_rng_branch"),
     ),
 )
 

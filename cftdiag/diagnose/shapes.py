@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 
 from cftdiag.diagnose import guards
-from cftdiag.diagnose import references as ref
-from cftdiag.diagnose.cause import Cause, example
+from cftdiag.diagnose.cause import RECOMPILES, cause
 from cftdiag.diagnose.miss import Miss
 from cftdiag.findings import Remedy
 
@@ -26,16 +25,10 @@ _NON_STRICT = Remedy(
 )
 
 CAUSES = (
-    Cause(
-        key="seq_len",
-        kinds=("recompile", "limit_hit"),
-        title="The sequence length changed",
-        what="A guard fixes the sequence length of an input to the value of an earlier call (or to a range), and a batch of another length came.",
-        why="Each new length compiles again, seconds to minutes each; after recompile_limit (8) the block runs eager without an error.",
+    cause(
+        "seq_len",
         says="Dimension {dim} of `{argument}` is the sequence length: compiled for {expected}, called with {actual}.",
-        fix="Make the length dynamic from the first call, or give the block few lengths (padding, buckets, packing).\n\n"
-        "```python\nblock.compile(dynamic=True)\n# or, only that dimension:\ntorch._dynamo.mark_dynamic(x, 1)\n```",
-        references=(ref.DYNAMIC_SHAPES, ref.RECOMPILATION, ref.torch_issue(188150)),
+        kinds=RECOMPILES,
         remedies=(
             _DYNAMIC,
             _AUTO,
@@ -46,18 +39,11 @@ CAUSES = (
                 summary="Gate it in training: torch.compiler.set_stance('fail_on_recompile') after the warm-up turns a late recompile into an error."
             ),
         ),
-        example=example("seq_len"),
     ),
-    Cause(
-        key="batch_dim",
-        kinds=("recompile", "limit_hit"),
-        title="The batch size changed",
-        what="A guard fixes the batch dimension of an input, and a batch of another size came; often the last, partial one of an epoch.",
-        why="One compile in the middle of the run (or at each new size), often at the end of the first epoch, on some ranks only.",
+    cause(
+        "batch_dim",
         says="Dimension {dim} of `{argument}` is the batch: compiled for {expected}, called with {actual}.",
-        fix="Drop or pad the last batch, or make the dimension dynamic from the first call.\n\n"
-        "```python\nloader = DataLoader(data, batch_size=4, drop_last=True)\n```",
-        references=(ref.DYNAMIC_SHAPES, ref.RECOMPILATION, ref.issue("huggingface/pytorch-image-models", 2616)),
+        kinds=RECOMPILES,
         remedies=(
             Remedy(summary="Drop the last partial batch: DataLoader(..., drop_last=True), or pad it.", change={"drop_last": True}),
             _DYNAMIC,
@@ -65,18 +51,11 @@ CAUSES = (
             _MARK,
             _SOURCES,
         ),
-        example=example("batch_dim"),
     ),
-    Cause(
-        key="duck_shape",
-        kinds=("recompile", "limit_hit"),
-        title="Two dimensions were equal at the first call",
-        what="Dynamo gives dimensions of equal size one symbol (duck sizing). When they differ later, the guard that they are equal fails; when one of them is a weight's size, the other is fixed to it.",
-        why="A dimension that you made dynamic is compiled again although nothing in the model asks for that.",
+    cause(
+        "duck_shape",
         says="`{argument}` dimension {dim} was equal to another dimension ({expected}) when the code was compiled; now it is {actual}.",
-        fix="Let the first batch have sizes that equal no other dimension (not the hidden size, the head dimension or the batch), or switch duck sizing off.\n\n"
-        "```python\ntorch.fx.experimental._config.use_duck_shape = False\n```",
-        references=(ref.DYNAMIC_SHAPES, ref.ZERO_ONE),
+        kinds=RECOMPILES,
         remedies=(
             Remedy(
                 summary="Switch duck sizing off: torch.fx.experimental._config.use_duck_shape = False.",
@@ -84,18 +63,11 @@ CAUSES = (
             ),
             Remedy(summary="Warm up with sizes that equal no other dimension of any input.", change={"first_length": "distinct"}),
         ),
-        example=example("duck_shape"),
     ),
-    Cause(
-        key="size_0_1",
-        kinds=("recompile", "limit_hit"),
-        title="A dimension is 0 or 1",
-        what="Sizes 0 and 1 are always specialised, also with dynamic shapes: broadcasting and contiguity depend on them.",
-        why="One more compile when a batch of one row, or a single token, comes for the first time (or when the first call was one).",
-        says="Dimension {dim} of `{argument}` is {actual} now and was {expected} when the code was compiled; 0 and 1 are compiled separately even with dynamic shapes.",
-        fix="Avoid batches of one (pad to two rows), warm both variants up, or mark the dimension unbacked.\n\n"
-        "```python\ntorch._dynamo.decorators.mark_unbacked(x, 0)\n```",
-        references=(ref.ZERO_ONE, ref.torch_issue(141589)),
+    cause(
+        "size_0_1",
+        says="Dimension {dim} of `{argument}` is {actual}, compiled for {expected}; 0 and 1 are compiled separately even with dynamic shapes.",
+        kinds=RECOMPILES,
         remedies=(
             Remedy(summary="Keep that dimension at 2 or more: drop or pad batches of one.", change={"drop_last": True}),
             Remedy(
@@ -104,34 +76,20 @@ CAUSES = (
             ),
             Remedy(summary="Accept two variants and warm both before the first timed step."),
         ),
-        example=example("size_0_1"),
     ),
-    Cause(
-        key="shape_divisibility",
-        kinds=("recompile", "limit_hit"),
-        title="Compiled for sizes divisible by a number",
-        what="A guard such as `size % 8 == 0` was added, by the model's own padding code or by Inductor for aligned loads; a size came that does not divide.",
-        why="Lengths fall into two classes and each is compiled; the second one perhaps hundreds of steps into the run.",
+    cause(
+        "shape_divisibility",
         says="Compiled for `{guard}`; dimension {dim} of `{argument}` is {actual} now.",
-        fix="Pad every batch to that multiple in the collator, or pad always (not only when needed) in the block.\n\n"
-        "```python\ncollator = DataCollatorForSeq2Seq(tokenizer, pad_to_multiple_of=8)\n```",
-        references=(ref.DYNAMIC_SHAPES, ref.torch_issue(163083), ref.torch_issue(150403)),
+        kinds=RECOMPILES,
         remedies=(
             Remedy(summary="Pad every batch to a multiple of {multiple}.", change={"pad_to_multiple_of": "{multiple}"}),
             Remedy(summary="Make the code pad unconditionally, so that no guard on the remainder is needed."),
         ),
-        example=example("shape_divisibility"),
     ),
-    Cause(
-        key="inductor_fusion_threshold",
-        kinds=("recompile", "limit_hit"),
-        title="Inductor's scheduler compared a size with a threshold",
-        what="While deciding what to fuse, Inductor's scheduler asked whether a symbolic size is below a threshold, and the answer became a guard.",
-        why="Batches on the other side of the threshold compile again, often hundreds of steps into a packed fine-tuning run. Only Inductor adds it; a check at depth joint does not see it. It has no CPU example of a few lines.",
+    cause(
+        "inductor_fusion_threshold",
         says="Inductor's scheduler fused under the assumption `{guard}` ({added}).",
-        fix="Let the scheduler fuse without the assumption, or keep lengths on one side.\n\n"
-        "```python\ntorch._inductor.config.triton.mix_order_reduction_non_strict_mode = True\n```",
-        references=(ref.DYNAMIC_SHAPES, ref.RECOMPILATION),
+        kinds=RECOMPILES,
         remedies=(
             _NON_STRICT,
             Remedy(
@@ -145,18 +103,11 @@ CAUSES = (
                 unsafe=True,
             ),
         ),
-        example=example("inductor_fusion_threshold"),
     ),
-    Cause(
-        key="inductor_size_regime",
-        kinds=("recompile", "limit_hit"),
-        title="Inductor generated code for a range of sizes",
-        what="Inductor chose a code path (an accumulation helper, index width, a tiling) that holds for a range of sizes only, and a size outside came. It takes Inductor, so there is no example of a few seconds.",
-        why="Another compile at the first batch outside the range; a public trainer paid a 38 s stall at step 16 for `257 <= S <= 1024`.",
+    cause(
+        "inductor_size_regime",
         says="Inductor's code holds for `{guard}` only ({added}).",
-        fix="Keep lengths within one range (pad or pack), or warm one length of each range before training.\n\n"
-        "```python\nfor length in (256, 768, 2048):                  # one of each range\n    model(**dummy_batch(length)).loss.backward()\n```",
-        references=(ref.DYNAMIC_SHAPES, ref.RECOMPILATION),
+        kinds=RECOMPILES,
         remedies=(
             Remedy(summary="Warm one length of each range before the first step."),
             Remedy(summary="Pack or pad to one length.", change={"pad_to_multiple_of": 1024}),
@@ -166,22 +117,15 @@ CAUSES = (
                 unsafe=True,
             ),
         ),
-        example=example("inductor_size_regime"),
     ),
-    Cause(
-        key="stride",
-        kinds=("recompile", "limit_hit"),
-        title="A tensor's memory layout changed",
-        what="The strides (or the storage offset) of an input are guarded, and a tensor of the same shape but another layout came: a transpose, a slice, another packing.",
-        why="Each layout is compiled on its own; with several inputs the combinations add up.",
+    cause(
+        "stride",
         says="`{argument}` has another memory layout than when the code was compiled (stride {dim}: {expected} then, {actual} now).",
-        fix="Make the input contiguous before the block, always.\n\n```python\nx = x.transpose(0, 1).contiguous()\n```",
-        references=(ref.RECOMPILATION, ref.DYNAMIC_SHAPES),
+        kinds=RECOMPILES,
         remedies=(
             Remedy(summary="Call {argument}.contiguous() before the block on every path."),
             Remedy(summary="Accept one variant per layout and warm them up."),
         ),
-        example=example("stride"),
     ),
 )
 

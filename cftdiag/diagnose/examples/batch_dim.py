@@ -1,0 +1,30 @@
+"""The last batch of the epoch is smaller."""
+
+import torch
+from torch import nn
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return x + self.linear(x)
+
+
+class Model(nn.Module):
+    def __init__(self, layers=2):
+        super().__init__()
+        self.layers = nn.ModuleList(Block() for _ in range(layers))
+
+    def forward(self, x, **kwargs):
+        x = x.detach().requires_grad_(torch.is_grad_enabled())  # what a trained embedding gives
+        for block in self.layers:
+            x = block(x, **kwargs)
+        return x
+
+
+def build():
+    data = torch.randn(11, 6, 8)
+    return Model(), [{"x": batch} for batch in torch.utils.data.DataLoader(data, batch_size=4)]

@@ -1,0 +1,34 @@
+"""A helper is disabled for compilation."""
+
+import torch
+from torch import nn
+
+
+@torch.compiler.disable
+def side(x):
+    return x * 0.5
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return x + side(self.linear(x)).relu()
+
+
+class Model(nn.Module):
+    def __init__(self, layers=2):
+        super().__init__()
+        self.layers = nn.ModuleList(Block() for _ in range(layers))
+
+    def forward(self, x, **kwargs):
+        x = x.detach().requires_grad_(torch.is_grad_enabled())  # what a trained embedding gives
+        for block in self.layers:
+            x = block(x, **kwargs)
+        return x
+
+
+def build():
+    return Model(), [{"x": torch.randn(2, 6, 8)} for _ in range(2)]

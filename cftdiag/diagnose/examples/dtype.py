@@ -1,0 +1,35 @@
+"""Under autocast the first block gets fp32 and the later ones bf16."""
+
+import torch
+from torch import nn
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return self.linear(x).relu()
+
+
+class Model(nn.Module):
+    def __init__(self, layers=2):
+        super().__init__()
+        self.layers = nn.ModuleList(Block() for _ in range(layers))
+
+    def forward(self, x, **kwargs):
+        x = x.detach().requires_grad_(torch.is_grad_enabled())  # what a trained embedding gives
+        for block in self.layers:
+            x = block(x, **kwargs)
+        return x
+
+
+def step(model, batch):
+    with torch.autocast("cpu", torch.bfloat16):
+        out = model(**batch)
+    out.float().sum().backward()
+
+
+def build():
+    return Model(3), [{"x": torch.randn(2, 6, 8)} for _ in range(2)]

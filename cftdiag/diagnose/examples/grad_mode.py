@@ -1,0 +1,40 @@
+"""A validation pass under no_grad between training steps."""
+
+import torch
+from torch import nn
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return x + self.linear(x)
+
+
+class Model(nn.Module):
+    def __init__(self, layers=2):
+        super().__init__()
+        self.layers = nn.ModuleList(Block() for _ in range(layers))
+
+    def forward(self, x, **kwargs):
+        x = x.detach().requires_grad_(torch.is_grad_enabled())  # what a trained embedding gives
+        for block in self.layers:
+            x = block(x, **kwargs)
+        return x
+
+
+CALLS = []
+
+
+def step(model, batch):
+    CALLS.append(1)
+    with torch.set_grad_enabled(len(CALLS) != 2):
+        out = model(**batch)
+    if out.requires_grad:
+        out.sum().backward()
+
+
+def build():
+    return Model(), [{"x": torch.randn(2, 6, 8)} for _ in range(3)]

@@ -1,0 +1,37 @@
+"""A warning in forward that is shown only once still breaks the graph."""
+
+import logging
+
+import torch
+from torch import nn
+
+log = logging.getLogger(__name__)
+log.addHandler(logging.NullHandler())
+log.propagate = False
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x):
+        if self.training:
+            log.warning("the slow path is used in training")
+        return x + self.linear(x)
+
+
+class Model(nn.Module):
+    def __init__(self, layers=2):
+        super().__init__()
+        self.layers = nn.ModuleList(Block() for _ in range(layers))
+
+    def forward(self, x, **kwargs):
+        x = x.detach().requires_grad_(torch.is_grad_enabled())  # what a trained embedding gives
+        for block in self.layers:
+            x = block(x, **kwargs)
+        return x
+
+
+def build():
+    return Model(), [{"x": torch.randn(2, 6, 8)} for _ in range(2)]

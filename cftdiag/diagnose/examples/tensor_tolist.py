@@ -1,0 +1,32 @@
+"""Tokens are split by expert with counts that were moved to Python."""
+
+import torch
+from torch import nn
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x):
+        expert = x[:, 0].gt(0).long()
+        counts = torch.stack([(expert == 0).sum(), (expert == 1).sum()])
+        first, second = torch.split(x[expert.argsort()], counts.tolist())
+        return torch.cat([self.linear(first), second])
+
+
+class Model(nn.Module):
+    def __init__(self, layers=2):
+        super().__init__()
+        self.layers = nn.ModuleList(Block() for _ in range(layers))
+
+    def forward(self, x, **kwargs):
+        x = x.detach().requires_grad_(torch.is_grad_enabled())  # what a trained embedding gives
+        for block in self.layers:
+            x = block(x, **kwargs)
+        return x
+
+
+def build():
+    return Model(), [{"x": torch.randn(10, 8)} for _ in range(2)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from typing import Any
 
 import torch
@@ -17,10 +18,8 @@ def register_varlen() -> None:
     """Make ``attn_implementation="varlen"`` known. Raises ``ValueError`` where this torch has no ``torch.nn.attention.varlen``."""
     from transformers import AttentionInterface
 
-    try:
-        import torch.nn.attention.varlen  # noqa: F401
-    except ImportError as error:
-        raise ValueError(f"attention varlen needs torch.nn.attention.varlen, which torch {torch.__version__} lacks; use sdpa") from error
+    if importlib.util.find_spec("torch.nn.attention.varlen") is None:
+        raise ValueError(f"attention varlen needs torch.nn.attention.varlen, which torch {torch.__version__} lacks; use sdpa")
     AttentionInterface.register("varlen", varlen_attention)
 
 

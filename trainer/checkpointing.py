@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -32,7 +33,7 @@ def apply_ac(model: nn.Module, blocks: Mapping[str, nn.Module], mode: str) -> di
     if mode == "none":
         return dict(blocks)
     # Dropout must draw the same numbers in the recomputation; without dropout there is nothing to preserve.
-    options = {"preserve_rng_state": _draws_random_numbers(model)}
+    options: dict[str, Any] = {"preserve_rng_state": _draws_random_numbers(model)}
     if mode == "selective":
         options["context_fn"] = partial(create_selective_checkpoint_contexts, _policy)
     wrapped = {}

@@ -58,7 +58,7 @@ class Compiler:
         """After a step: raise ``RuntimeError`` when a region that was asked for has no graph, because it then runs eagerly."""
         empty = [region for region, graphs in self.graphs.items() if graphs == 0]
         if empty:
-            raise RuntimeError(f"compile scope {' and '.join(empty)}: a step ran and nothing was compiled, training would be eager; run `cftdiag check`")
+            raise RuntimeError(f"compile scope {'+'.join(empty)}: a step ran and nothing was compiled, so training is eager; run `cftdiag check`")
 
 
 class _Counted:
@@ -96,7 +96,7 @@ def compile_settings(scope: str) -> Iterator[dict[str, Any]]:
     import torch._inductor.config as inductor
 
     with contextlib.ExitStack() as stack:
-        done = {}
+        done: dict[str, Any] = {}
         for module, values in ((dynamo, _DYNAMO), (inductor, _INDUCTOR)):
             known = {name: value for name, value in values.items() if _has(module, name)}
             stack.enter_context(module.patch(known))  # type: ignore[attr-defined]

@@ -70,7 +70,7 @@ class TrainConfig:
     max_epochs: int | None = _option(None, "stop after this many passes; default 1 when neither max-steps nor max-tokens is given")
     max_steps: int | None = _option(None, "stop after this many optimizer steps")
     max_tokens: int | None = _option(None, "stop after this many tokens")
-    learning_rate: float = _option(2e-5, "peak learning rate")
+    learning_rate: float | None = _option(None, "peak learning rate; default 2e-5, 1e-3 with --demo")
     beta1: float = _option(0.9, "AdamW")
     beta2: float = _option(0.95, "AdamW")
     eps: float = _option(1e-8, "AdamW")
@@ -110,7 +110,7 @@ class TrainConfig:
         if not 0 <= self.validation_split < 1:
             raise ValueError(f"validation-split is a share from 0 to below 1, not {self.validation_split}")
         if self.length_buckets and max(self.length_buckets) < self.row_capacity:
-            raise ValueError(f"the largest of length-buckets ({max(self.length_buckets)}) must hold a row of max-tokens-per-gpu ({self.row_capacity})")
+            raise ValueError(f"the largest of length-buckets ({max(self.length_buckets)}) must hold max-tokens-per-gpu ({self.row_capacity})")
         if self.row_capacity < 1:
             raise ValueError(f"max-tokens-per-gpu ({self.max_tokens_per_gpu}) is below pad-to-multiple-of ({self.pad_to_multiple_of})")
         for name in ("batch_size", "pad_to_multiple_of", "loss_chunks", "replicas", "lora_rank", "osft_transient_mb", "keep_checkpoints"):
@@ -134,6 +134,11 @@ class TrainConfig:
     def backend(self) -> str:
         """Name of the compile backend; torch does not read ``TORCH_COMPILE_BACKEND`` by itself, so that it is read here."""
         return self.compile_backend or os.environ.get("TORCH_COMPILE_BACKEND") or "inductor"
+
+    @property
+    def peak_learning_rate(self) -> float:
+        """``learning_rate`` or its default: a model at random initialisation (the demo) needs another than one that is fine-tuned."""
+        return self.learning_rate if self.learning_rate is not None else 1e-3 if self.demo else 2e-5
 
     @property
     def row_capacity(self) -> int:

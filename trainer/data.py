@@ -44,15 +44,15 @@ def open_data(config: TrainConfig, tokenizer: Any, *, vocabulary: int, world: in
             bad_records=config.bad_records, over_long=config.over_long, streaming=config.streaming, report=report,
         )  # fmt: skip
 
-    train: Records | Subset = read(path)
+    everything = read(path)
+    train: Records | Subset = everything
     validation: Records | Subset | None = read(config.validation_path) if config.validation_path else None
     if config.validation_split:
-        assert isinstance(train, Records)
-        order = epoch_order(len(train), seed=config.seed, epoch=-1)
+        order = epoch_order(len(everything), seed=config.seed, epoch=-1)
         held = round(len(order) * config.validation_split)
         if not 0 < held < len(order):
             raise ValueError(f"validation-split {config.validation_split} of {len(order)} samples leaves one of the two sets empty")
-        train, validation = Subset(train, sorted(order[held:])), Subset(train, sorted(order[:held]))
+        train, validation = Subset(everything, sorted(order[held:])), Subset(everything, sorted(order[:held]))
     shape = shape_of(config, world)
     return Data(
         train=train,

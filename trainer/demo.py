@@ -14,7 +14,7 @@ TEMPLATE = (
     "{% for m in messages %}{% if m['role'] == 'assistant' %}<|assistant|>{% generation %}{{ m['content'] }}<|end|>{% endgeneration %}"
     "{% else %}<|user|>{{ m['content'] }}<|end|>{% endif %}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
-_WORDS = "amber basin cedar delta ember fjord grove haven inlet jetty knoll ledge marsh north orbit plume quill ridge shore thorn umbra vale wharf yield".split()
+_WORDS = "amber basin cedar delta ember fjord grove haven inlet jetty knoll ledge marsh north orbit plume quill ridge shore thorn umbra vale".split()
 
 
 def write_data(path: Path, *, count: int = 240, seed: int = 0) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from cftdiag.capture import counting
 
+from cftdiag.capture import counting
 from trainer import checkpoint
 from trainer.batch import collate, rank_batches
 from trainer.cache import load_cache, save_cache

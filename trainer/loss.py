@@ -89,7 +89,8 @@ def verify_head(model: nn.Module) -> None:
         finally:
             setattr(model, prefix, body)
         if not torch.allclose(head_of(model)(hidden).float(), expected.float(), rtol=1e-2, atol=1e-3):
-            raise ValueError(f"{type(model).__name__} does more to its logits than this trainer knows (lm_head, scaling, soft capping); it would train another loss")
+            name = type(model).__name__
+            raise ValueError(f"{name} does more to its logits than lm_head, scaling and soft capping; this trainer would train another loss")
 
 
 class _GivenHidden(nn.Module):
@@ -97,10 +98,21 @@ class _GivenHidden(nn.Module):
         super().__init__()
         self._hidden = hidden
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        from transformers.modeling_outputs import MoeModelOutputWithPast
+    def forward(self, *args: Any, **kwargs: Any) -> _Output:
+        return _Output(self._hidden)
 
-        return MoeModelOutputWithPast(last_hidden_state=self._hidden)
+
+class _Output:
+    """What a body returns, whatever fields the family reads from it: the hidden states, and None for all else."""
+
+    def __init__(self, hidden: Tensor) -> None:
+        self.last_hidden_state = hidden
+
+    def __getitem__(self, index: int) -> Tensor:
+        return (self.last_hidden_state,)[index]
+
+    def __getattr__(self, name: str) -> None:
+        return None
 
 
 def router_loss_of(model: nn.Module) -> Callable[[Any], Tensor] | None:

@@ -86,7 +86,7 @@ def choose_attention(wanted: str, config: Any) -> tuple[str, str]:
         "flash_attention_2": getattr(cls, "_supports_flash_attn", False),
         "flash_attention_3": getattr(cls, "_supports_flash_attn", False),
     }
-    if not supported.get(wanted, True):
+    if not supported.get(wanted, wanted == "eager"):
         takes = ", ".join(["eager", *(name for name, yes in supported.items() if yes)])
         raise ValueError(f"{cls.__name__} does not support attention {wanted!r}; it takes {takes}")
     return wanted, "asked for"
@@ -118,7 +118,7 @@ def load_weights(source: Source, *, dtype: torch.dtype, seed: int) -> nn.Module:
     if source.path is None:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            return AutoModelForCausalLM.from_config(source.config, attn_implementation="eager", dtype=dtype)
+            return AutoModelForCausalLM.from_config(source.config, attn_implementation="eager", dtype=dtype).eval()
     try:
         return AutoModelForCausalLM.from_pretrained(source.path, config=source.config, attn_implementation="eager", dtype=dtype)
     except (OSError, RuntimeError) as error:

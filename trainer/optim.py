@@ -16,18 +16,18 @@ def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
     trained = [p for p in model.parameters() if p.requires_grad]
     if not trained:
         raise ValueError("nothing to train: every parameter is frozen")
-    return torch.optim.AdamW(trained, lr=config.learning_rate, betas=(config.beta1, config.beta2), eps=config.eps, weight_decay=config.weight_decay)
+    return torch.optim.AdamW(trained, lr=config.peak_learning_rate, betas=(config.beta1, config.beta2), eps=config.eps, weight_decay=config.weight_decay)
 
 
 def learning_rate(config: TrainConfig, step: int, total: int) -> float:
     """Of optimizer step ``step`` (1-based) of ``total``: linear warm-up to the peak, then the schedule down to ``min_lr_ratio``."""
     if step <= config.warmup_steps:
-        return config.learning_rate * step / config.warmup_steps
+        return config.peak_learning_rate * step / config.warmup_steps
     done = (step - config.warmup_steps) / max(1, total - config.warmup_steps)
     share = {"constant": 1.0, "linear": 1 - done, "cosine": 0.5 * (1 + math.cos(math.pi * done))}[config.lr_scheduler]
     if config.lr_scheduler != "constant":
         share = config.min_lr_ratio + (1 - config.min_lr_ratio) * share
-    return config.learning_rate * share
+    return config.peak_learning_rate * share
 
 
 def gradient_norm(parameters: list[nn.Parameter]) -> Tensor:

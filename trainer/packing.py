@@ -130,7 +130,8 @@ def epoch_steps(samples: Sequence[Sample], shape: Shape, *, batch_size: int, see
 def _microstep(ranks: list[list[int]], batch: Sequence[int], lengths: Sequence[int], shape: Shape) -> tuple[Row, ...]:
     padded = [shape.padded(sum(lengths[i] for i in positions)) for positions in ranks]
     # An idle rank takes the length of a busy one: the others wait for it anyway, and it brings no shape of its own to compile.
-    return tuple(Row(samples=tuple(batch[i] for i in positions), length=length or max(padded)) for positions, length in zip(ranks, padded, strict=True))
+    rows = zip(ranks, padded, strict=True)
+    return tuple(Row(samples=tuple(batch[i] for i in positions), length=length if positions else max(padded)) for positions, length in rows)
 
 
 def steps(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -126,4 +125,4 @@ def lookup_backend(name: str) -> Callable[..., Any]:
         return lookup_backend(name)
     except Exception as error:  # torch raises its own InvalidBackend, which has no public name
         known = ", ".join(list_backends(exclude_tags=()))
-        raise ValueError(f"unknown compile backend {name!r} (from --compile-backend or TORCH_COMPILE_BACKEND={os.environ.get('TORCH_COMPILE_BACKEND')}); one of {known}") from error
+        raise ValueError(f"unknown compile backend {name!r} (from --compile-backend or TORCH_COMPILE_BACKEND); one of {known}") from error

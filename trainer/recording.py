@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from cftdiag.capture import Recorder, track
 from cftdiag.events import Event
-from torch import nn
 
 
 class Recording:

@@ -102,7 +102,7 @@ def assign(targets: list[Target], world: int) -> list[list[Target | None]]:
 def _send(weight: Tensor | None, target: Target, owner: int, filler: Filler) -> Tensor | None:
     """Rank 0's weight on the owner's device; None on ranks that are not concerned."""
     rank = dist.get_rank()
-    dtype = getattr(filler.model.get_submodule(target.name), "U_high").dtype
+    dtype = filler.model.get_submodule(target.name).U_high.dtype
     if rank == 0:
         assert weight is not None
         value = weight.detach().to(filler.device, dtype).contiguous()

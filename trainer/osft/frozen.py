@@ -18,6 +18,9 @@ from torch.distributed.tensor import DTensor, Shard
 
 from trainer.osft.linear import OSFTLinear
 
+# The newer name of the same collective; the older one warns where both exist.
+_all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
 Pick = Callable[[OSFTLinear], Tensor | None]
 
 
@@ -33,10 +36,10 @@ class Frozen:
     """The OSFTLinears of a model and the group that their factors are sharded over."""
 
     def __init__(self, layers: Sequence[OSFTLinear], *, cap_bytes: int) -> None:
-        """``cap_bytes`` bounds what one bucket gathers; a single row or column that is larger is a bucket of its own."""
+        """``layers`` is not empty; ``cap_bytes`` bounds what one bucket gathers; a single row or column that is larger is a bucket of its own."""
         self.layers = list(layers)
         self._cap = cap_bytes
-        self._group, self._world = shard_group(self.layers[0].U_high) if self.layers else (None, 1)
+        self._group, self._world = shard_group(self.layers[0].U_high)
 
     def coefficients(self, pick: Pick) -> Iterator[tuple[OSFTLinear, slice, Tensor]]:
         """``(layer, columns, U_high^T X[:, columns])`` for the U-shaped ``X = pick(layer)``, in float32 or wider. One all-reduce a bucket."""
@@ -79,7 +82,7 @@ class Frozen:
             if self._group is None:
                 everyone[0] = mine
             else:
-                dist.all_gather_into_tensor(everyone.view(-1), mine, group=self._group)
+                _all_gather(everyone.view(-1), mine, group=self._group)
             for piece, part in zip(bucket, everyone.split([p.elements for p in bucket], dim=1), strict=True):
                 yield piece.layer, part.reshape(-1, piece.layer.V_high.shape[1]).to(_compute_dtype(first))
 

@@ -17,7 +17,7 @@ def layer_importance(model: nn.Module, batches: Callable[[], list[dict[str, Any]
 
     A block that barely turns its input keeps more of its directions frozen. ``model`` is the plain one.
     """
-    sums = {name: 0.0 for name in find_blocks(model)}
+    sums = dict.fromkeys(find_blocks(model), 0.0)
     count = 0
 
     def watch(name: str) -> Callable[..., None]:

@@ -58,9 +58,7 @@ def split(model: nn.Module, targets: list[Target]) -> None:
             linear.weight.requires_grad_(False)
         elif target.kind == "split":
             weight = linear.weight
-            layer = OSFTLinear(
-                target.columns, target.rows, high=target.high, bias=linear.bias is not None, dtype=weight.dtype, device=weight.device
-            )
+            layer = OSFTLinear(target.columns, target.rows, high=target.high, bias=linear.bias is not None, dtype=weight.dtype, device=weight.device)
             set_module(model, target.name, layer)
 
 

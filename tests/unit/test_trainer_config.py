@@ -1,0 +1,100 @@
+"""Options: flags and YAML with the same names, contradictions and wrong types named in one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer.cli import main, parse
+from trainer.config import TrainConfig
+
+
+def test_flags_win_over_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("model-name-or-path: m\nlearning_rate: 1.0e-4\nosft: true\nlength-buckets: [64, 4096]\n")
+    config = parse(["--config", str(path), "--learning-rate", "2e-4", "--osft-target-patterns", "q_proj,k_proj"])
+    assert (config.model_name_or_path, config.learning_rate, config.method) == ("m", 2e-4, "osft")
+    assert config.length_buckets == (64, 4096) and config.osft_target_patterns == ("q_proj", "k_proj")
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"osft": True, "lora": True}, "osft and lora are two methods"),
+        ({"compile_model": True, "compile_scope": "loss"}, "give one of them"),
+        ({"demo": True, "data_path": "x"}, "demo brings its own"),
+        ({"osft_unfreeze_rank_ratio": 1.5}, "between 0 and 1"),
+        ({"validation_split": 0.1, "validation_path": "x"}, "give one of them"),
+        ({"batch_size": 0}, "batch-size must be at least 1"),
+        ({"batch_size": "8"}, "batch-size must be an integer, not '8'"),
+        ({"learning_rate": "1e-5"}, "YAML reads 1e-5 as text"),
+        ({"batch_size": True}, "batch-size must be an integer"),
+        ({"ac": "some"}, "ac must be one of none, full, selective"),
+        ({"train_dtype": "int8"}, "train-dtype must be one of"),
+        ({"max_tokens_per_gpu": 4}, "below pad-to-multiple-of"),
+        ({"length_buckets": (64,)}, "must hold max-tokens-per-gpu"),
+        ({"learning-rat": 1.0}, "unknown option 'learning-rat'"),
+        ({"batch_size": None}, "batch-size needs a value"),
+    ],
+)
+def test_mistakes_are_named(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        TrainConfig.from_mapping(values)
+
+
+def test_compile_model_is_scope_block() -> None:
+    assert TrainConfig().scope == "none"
+    assert TrainConfig(compile_model=True).scope == "block"
+    assert TrainConfig(compile_model=True, compile_scope="block+loss").scope == "block+loss"
+
+
+def test_the_environment_overrides_the_default_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_COMPILE_BACKEND", "aot_eager")
+    assert TrainConfig().backend == "aot_eager"
+    assert TrainConfig(compile_backend="eager").backend == "eager"
+    monkeypatch.delenv("TORCH_COMPILE_BACKEND")
+    assert TrainConfig().backend == "inductor"
+
+
+def test_short_dtype_names() -> None:
+    assert TrainConfig(train_dtype="bf16").train_dtype == "bfloat16"
+
+
+def test_one_epoch_unless_told_otherwise() -> None:
+    assert TrainConfig().epochs == 1
+    assert TrainConfig(max_steps=5).epochs is None
+
+
+def test_round_trip() -> None:
+    config = TrainConfig(osft=True, length_buckets=(4096,), dtype="bf16")
+    assert TrainConfig.from_mapping(config.to_dict()) == config
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--no-such-flag"], "unrecognized arguments"),
+        (["--batch-size", "x"], "invalid int value"),
+        (["--config", "/nowhere.yaml"], "cannot read /nowhere.yaml"),
+        (["--output-dir", "{tmp}"], "no model: give --model-name-or-path"),
+        (["--model-name-or-path", "{tmp}", "--output-dir", "{tmp}"], "cannot open model"),
+        (["--demo", "--device", "cuda", "--output-dir", "{tmp}"], "no CUDA device"),
+        (["--demo", "--attn", "flash_attention_9", "--output-dir", "{tmp}"], "does not support attention"),
+        (["--demo", "--compile-model", "--compile-backend", "nope", "--output-dir", "{tmp}"], "unknown compile backend 'nope'"),
+        (["--demo", "--osft", "--osft-target-patterns", "nope", "--output-dir", "{tmp}"], "no Linear of 'qwen3' matches nope"),
+        (["--demo", "--replicas", "2", "--output-dir", "{tmp}"], "1 ranks cannot hold 2 replicas"),
+    ],
+)
+def test_a_users_mistake_is_one_line_and_exit_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
+    if "cuda" in arguments:
+        import torch
+
+        if torch.cuda.is_available():
+            pytest.skip("there is a CUDA device")
+    with pytest.raises(SystemExit) as caught:
+        main([a.format(tmp=tmp_path) for a in arguments])
+    assert caught.value.code == 2
+    lines = capsys.readouterr().err.strip().split("\n")
+    assert lines[-1].startswith("error: ") and message in lines[-1]

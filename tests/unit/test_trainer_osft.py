@@ -1,0 +1,148 @@
+"""OSFT's mathematics against a plain dense reference in float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from trainer.osft import surgery
+from trainer.osft.frozen import Frozen
+from trainer.osft.leak import leak, update_leak
+from trainer.osft.linear import OSFTLinear, compose, decompose
+from trainer.osft.projection import project_gradients, project_parameters
+from trainer.osft.ranks import adaptive, by_target, high_rank
+from trainer.targets import find_targets
+
+F64 = torch.float64
+
+
+def _layer(rows: int = 12, columns: int = 20, high: int = 7, seed: int = 0) -> tuple[OSFTLinear, torch.Tensor]:
+    weight = torch.randn(rows, columns, dtype=F64, generator=torch.Generator().manual_seed(seed))
+    layer = OSFTLinear(columns, rows, high=high, bias=True, dtype=F64, device="cpu")
+    with torch.no_grad():
+        for name, value in decompose(weight, high, upcast=F64).items():
+            getattr(layer, name).copy_(value)
+        layer.bias.normal_(generator=torch.Generator().manual_seed(1))
+    return layer, weight
+
+
+def _tiny(model_type: str, **overrides: Any) -> nn.Module:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    shape = dict(hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2, head_dim=8, vocab_size=48)
+    if model_type == "gpt2":
+        shape = dict(n_embd=16, n_layer=2, n_head=2, vocab_size=48, n_positions=32)
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **{**shape, **overrides}), dtype=F64).eval()
+
+
+@pytest.mark.parametrize("high", [1, 7, 11])
+def test_factors_stand_for_the_weight(high: int) -> None:
+    layer, weight = _layer(high=high)
+    assert torch.allclose(compose(dict(layer.named_parameters()), upcast=F64), weight, atol=1e-13)
+    x = torch.randn(3, 5, 20, dtype=F64)
+    assert torch.allclose(layer(x), nn.functional.linear(x, weight, layer.bias), atol=1e-12)
+
+
+def test_only_the_low_factors_and_the_bias_are_trained() -> None:
+    layer, _ = _layer()
+    assert {n for n, p in layer.named_parameters() if p.requires_grad} == {"U_low", "S_low", "V_low", "bias"}
+    assert [layer.U_high.shape[1], layer.U_low.shape[1]] == [7, 5]
+    assert layer.S_high.min() >= layer.S_low.max()
+
+
+@pytest.mark.parametrize("cap", [1, 300, 2**20])
+def test_projection_is_the_dense_formula_for_any_bucket_size(cap: int) -> None:
+    layers = [_layer(seed=0)[0], _layer(8, 6, 3, seed=1)[0]]
+    for layer in layers:
+        layer(torch.randn(4, layer.V_high.shape[1], dtype=F64)).square().sum().backward()
+    expected = []
+    for layer in layers:
+        du, dv, uh, vh = layer.U_low.grad, layer.V_low.grad, layer.U_high, layer.V_high
+        expected.append((du - uh @ (uh.T @ du), dv - (dv @ vh.T) @ vh, layer.S_low.grad.clone()))
+    project_gradients(Frozen(layers, cap_bytes=cap))
+    for layer, (du, dv, ds) in zip(layers, expected, strict=True):
+        assert torch.allclose(layer.U_low.grad, du, atol=1e-13)
+        assert torch.allclose(layer.V_low.grad, dv, atol=1e-13)
+        assert torch.equal(layer.S_low.grad, ds)
+
+
+def test_adam_leaks_without_projecting_the_parameters() -> None:
+    leaks = {}
+    for project in (False, True):
+        layer, weight = _layer()
+        frozen = Frozen([layer], cap_bytes=2**20)
+        optimizer = torch.optim.AdamW([p for p in layer.parameters() if p.requires_grad], lr=1e-2)
+        x = torch.randn(16, 20, dtype=F64, generator=torch.Generator().manual_seed(2))
+        for _ in range(10):
+            layer(x).sin().sum().backward()
+            project_gradients(frozen)
+            optimizer.step()
+            optimizer.zero_grad()
+            if project:
+                project_parameters(frozen)
+        after = compose(dict(layer.named_parameters()), upcast=F64)
+        leaks[project] = (leak(frozen).item(), update_leak(weight, after, layer.U_high, layer.V_high))
+    assert max(leaks[True]) < 1e-13
+    assert min(leaks[False]) > 1e-3
+
+
+@pytest.mark.parametrize("factor", ["U_low", "V_low"])
+def test_a_leak_of_one_percent_spread_over_all_directions_is_seen(factor: str) -> None:
+    layer, _ = _layer(64, 96, 48)
+    frozen = Frozen([_layer(seed=3)[0], layer], cap_bytes=2**20)
+    assert leak(frozen) < 1e-14
+    with torch.no_grad():
+        low = getattr(layer, factor)
+        noise = layer.U_high @ torch.randn(48, 16, dtype=F64) if factor == "U_low" else torch.randn(16, 48, dtype=F64) @ layer.V_high
+        low += 0.01 * low.norm() / noise.norm() * noise
+    assert leak(frozen).item() == pytest.approx(0.01, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "high"), [(1.0, 0), (0.0, 64), (0.25, 48), (0.7, 19), (0.999, 1), (0.001, 63)]
+)  # 64 * (1 - 0.7) is 19.2; 1 - 0.999 would freeze none, 1 - 0.001 all
+def test_rank_of_a_ratio(ratio: float, high: int) -> None:
+    assert high_rank(64, 160, ratio) == high
+
+
+def test_unfreeze_one_leaves_a_plain_linear_and_zero_a_frozen_one() -> None:
+    model = _tiny("qwen3")
+    surgery.split_and_decompose(model, surgery.plan(model, {n: 1.0 if "q_proj" in n else 0.0 for n in find_targets(model)}))
+    assert not any(isinstance(m, OSFTLinear) for m in model.modules())
+    assert all(m.weight.requires_grad == ("q_proj" in n) for n, m in find_targets(model).items())
+    assert model.lm_head.weight.requires_grad
+
+
+@pytest.mark.parametrize("model_type", ["qwen3", "llama", "phi3", "gpt2", "gemma2", "granite"])
+def test_a_split_model_computes_the_same_and_comes_back(model_type: str) -> None:
+    model = _tiny(model_type, **({"pad_token_id": 0} if model_type == "phi3" else {}))
+    ids = torch.randint(0, 48, (1, 9))
+    before = model(ids).logits
+    targets = surgery.plan(model, 0.25)
+    assert len(targets) == len(find_targets(model)) >= 8
+    surgery.split_and_decompose(model, targets, upcast=F64)
+    assert sum(isinstance(m, OSFTLinear) for m in model.modules()) == len(targets)
+    assert torch.allclose(model(ids).logits, before, atol=1e-10)
+    with pytest.raises(ValueError, match="no Linear"):
+        surgery.plan(model, 0.25)  # names have changed: a second decomposition must restore first
+    assert len(surgery.restore(model, upcast=F64)) == len(targets)
+    assert torch.allclose(model(ids).logits, before, atol=1e-10)
+    assert len(surgery.plan(model, 0.5)) == len(targets)
+
+
+def test_unknown_targets_name_the_candidates() -> None:
+    with pytest.raises(ValueError, match="no Linear of 'qwen3' matches foo; give target patterns out of: down_proj, gate_proj"):
+        surgery.plan(_tiny("qwen3"), 0.25, ("foo",))
+
+
+def test_adaptive_ranks_keep_the_mean_and_follow_importance() -> None:
+    ratios = adaptive([0.8, 1.0, 1.2], 0.25)
+    assert sum(ratios) / 3 == pytest.approx(0.25)
+    assert ratios == sorted(ratios, reverse=True)
+    assert adaptive([0.4, 0.4], 0.25) == pytest.approx([0.25, 0.25])
+    assert all(0 <= r <= 1 for r in adaptive([0.1, 5.0], 0.25))
+    assert by_target(["layers.1.q", "layers.10.q"], ["layers.1", "layers.10"], [0.1, 0.2]) == {"layers.1.q": 0.1, "layers.10.q": 0.2}

@@ -1,7 +1,7 @@
 """The shape of each batch, and which compiled modules run at all: seen from outside the compiled call, never by a module hook.
 
-A hook on a compiled module is traced into its graph. Here the compiled call itself (``_compiled_call_impl`` of a module compiled in place, ``forward``
-of ``torch.compile(module)``) is wrapped, and a wrapper that meets tracing steps aside.
+A hook on a compiled module is traced into its graph. Here the compiled call itself is wrapped (``_compiled_call_impl`` of a module compiled in place,
+``forward`` of ``torch.compile(module)``), and a wrapper that meets tracing steps aside.
 """
 
 from __future__ import annotations

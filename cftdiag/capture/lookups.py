@@ -1,8 +1,8 @@
 """Guard lookups, counted: how often a cache entry failed before another matched, and what checking guards costs.
 
-Dynamo calls one hook after each lookup, with hit or miss and nothing else. Which code was looked up is read from the caller's frame (a module's call or
-``torch.compile``'s wrapper); which entry matched is the one that has moved to the front of the code's entries, so the entries that stood before it
-are those that failed. Lookups of resume functions, whose caller is generated code, are counted without entries.
+Dynamo calls one hook after each lookup, with hit or miss and nothing else. Which code was looked up is read from the caller's frame (a module's call
+or ``torch.compile``'s wrapper); the entry that matched is the one that has moved to the front of the code's entries, so the entries that stood before
+it are those that failed. Lookups of resume functions, whose caller is generated code, are counted without entries.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Lookups:
         start = time.perf_counter()
         try:
             self._count(hit, sys._getframe(1))
-        except Exception:  # runs inside the user's call: whatever the frame holds, the lookup's answer must stand
+        except Exception:  # noqa: BLE001 - runs inside the user's call: whatever the frame holds, the lookup's answer must stand
             self.unknown += 1
         self.cost_s += time.perf_counter() - start
         return self._previous(hit) if self._previous is not None else hit

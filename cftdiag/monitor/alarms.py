@@ -83,7 +83,9 @@ class Rules:
         limit = event.detail.get("limit")
         who = "every block that shares this code" if event.block else "this code"
         return _alarm(
-            "limit_hit", event, f"{event.detail.get('limit_kind') or 'recompile_limit'} ({limit}) reached: {who} now runs eager for new inputs; {why(event)}"
+            "limit_hit",
+            event,
+            f"{event.detail.get('limit_kind') or 'recompile_limit'} ({limit}) reached: {who} now runs eager for new inputs; {why(event)}",
         )
 
     def _limit_near(self, event: Event) -> list[Alarm]:
@@ -91,11 +93,11 @@ class Rules:
         name = event.code.qualname if event.code else event.block or "?"
         if not (self.limit and isinstance(entries, int) and event.detail.get("under_checkpoint")) or name in self._near:
             return []
-        if entries + 1 < self.limit - NEAR + 1:
+        if entries + 1 < self.limit - NEAR:
             return []
         self._near.add(name)
-        told = f"{entries + 1} of {self.limit} cache entries under activation checkpointing: a limit hit between forward and recomputation is a CheckpointError"
-        return [_alarm("limit_near", event, told)]
+        used = f"{entries + 1} of {self.limit} cache entries are used under activation checkpointing"
+        return [_alarm("limit_near", event, f"{used}: the limit hit between a forward and its recomputation is a CheckpointError")]
 
     def _budget(self, event: Event) -> list[Alarm]:
         self.compile_s += event.seconds.get("total", 0.0) + event.seconds.get("backward", 0.0)

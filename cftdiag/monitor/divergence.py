@@ -7,12 +7,12 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from cftdiag.diagnose import CAUSES
 from cftdiag.events import Event, Guard
-from cftdiag.findings import Finding, Remedy, Where
+from cftdiag.findings import Finding, Where
 
 if TYPE_CHECKING:
     from cftdiag.monitor.load import Step
-
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -111,13 +111,10 @@ def finding(found: Sequence[Divergence]) -> Finding | None:
         lengths=tuple(sorted({length for d in found for rank in d.ranks for _, length in d.batches.get(rank, [])})),
         evidence=tuple(sentence(d) for d in found[:8]),
         explanation=(
-            f"In {len(found)} step(s) some ranks compiled while the others waited in their next collective, {sum(d.waited for d in found):.1f} s of rank "
-            "time lost. A compile longer than the process group's timeout ends the run."
+            f"In {len(found)} step(s) some ranks compiled while the others waited in their next collective: {sum(d.waited for d in found):.1f} s of "
+            "rank time lost. A compile longer than the process group's timeout ends the run."
         ),
-        remedies=(
-            Remedy(summary="Give every rank the same batch shapes in the same step (pad to one length over all ranks, or bucket by length globally)."),
-            Remedy(summary="Compile every shape on all ranks before step 1, with the regimes of a plan or by marking the dimension dynamic."),
-        ),
+        remedies=CAUSES["rank_divergent_recompile"].remedies,
         doc="docs/causes/rank_divergent_recompile.md",
     )
 

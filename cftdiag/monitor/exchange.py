@@ -6,7 +6,9 @@ rank posts its lines under ``cftdiag/<rank>/<n>``; rank 0 takes them out again a
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import json
 import os
 import queue
 import threading
@@ -17,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from cftdiag.monitor import rundir, session
+from cftdiag.monitor.journal import STATE
 
 TOKEN_FILE = ".token"
 #: Lines waiting to be sent; more than that and the oldest training is not held up: lines are dropped.
@@ -56,10 +59,9 @@ class Outlet:
     def send(self, line: str) -> None:
         """Post a line; never waits."""
         if self._rank and self._thread.is_alive():
-            try:
+            # A full queue means that the store is gone or slower than the events: the rank's own file has them.
+            with contextlib.suppress(queue.Full):
                 self._queue.put_nowait(line)
-            except queue.Full:
-                pass  # the store is gone or slower than the events: the rank's own file has them
 
     def close(self) -> None:
         """Send or take what is left, for a few seconds at most."""
@@ -121,18 +123,28 @@ class Outlet:
         (self._directory / TOKEN_FILE).write_text(token, encoding="utf-8")
         store.set("token", token)
         taken = [0] * self._world
-        files = {rank: rundir.Lines(self._directory / rundir.EVENTS / f"{rundir.rank_name(rank)}.jsonl", self._warn) for rank in range(1, self._world)}
+        events = self._directory / rundir.EVENTS
+        files = {rank: rundir.Lines(events / f"{rundir.rank_name(rank)}.jsonl", self._warn) for rank in range(1, self._world)}
         deadline = None
         while deadline is None or time.monotonic() < deadline:
             if self._closing.wait(0.05 if deadline is not None else POLL_S):
                 deadline = deadline or time.monotonic() + DRAIN_S
             for rank, file in files.items():
                 for number in range(taken[rank], store.add(f"{rank}/sent", 0)):
-                    file.write(store.get(f"{rank}/{number}").decode())
+                    self._take(rank, store.get(f"{rank}/{number}").decode(), file)
                     store.delete_key(f"{rank}/{number}")
                     taken[rank] = number + 1
             if deadline is not None and all(self._done(store, rank, taken[rank]) for rank in files):
                 return
+
+    def _take(self, rank: int, text: str, file: rundir.Lines) -> None:
+        lines = text.splitlines(keepends=True)
+        events = "".join(line for line in lines if not line.startswith(STATE))
+        if events:
+            file.write(events)
+        states = [line for line in lines if line.startswith(STATE)]
+        if states:
+            rundir.write_json(self._directory / rundir.RANKS / f"{rundir.rank_name(rank)}.json", json.loads(states[-1].removeprefix(STATE)))
 
     def _done(self, store: Any, rank: int, taken: int) -> bool:
         return bool(store.check([f"{rank}/done"])) and int(store.get(f"{rank}/done")) <= taken

@@ -8,6 +8,7 @@ the ``detail`` of a step event; a killed process leaves no end.
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +21,9 @@ from cftdiag.monitor import rundir
 #: A batch of steps is written when it is this old (seconds) or this long: a live view needs no more, the training should pay no more.
 FLUSH_S = 1.0
 FLUSH_STEPS = 2000
+
+#: Marks a line of an exchange that is a rank's state, not an event.
+STATE = "state "
 
 
 class Journal:
@@ -120,6 +124,8 @@ class Journal:
         """Replace what the rank is doing now."""
         if self._lines is None:
             return
+        if self._copy is not None:
+            self._copy(STATE + json.dumps(facts, separators=(",", ":"), default=str) + "\n")
         try:
             rundir.write_json(self.directory / rundir.RANKS / f"{self._lines.path.stem}.json", facts)
         except OSError as error:

@@ -58,7 +58,7 @@ def run(command: Sequence[str], env: Mapping[str, str], poll: Callable[[], None]
     watched = {*FORWARDED, signal.SIGCHLD}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
     try:
-        child = subprocess.Popen(command, env=dict(env), preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, before))  # noqa: PLW1509
+        child = subprocess.Popen(command, env=dict(env), preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, before))
         while child.poll() is None:
             got = signal.sigtimedwait(watched, POLL_S)
             # A key's signal comes from the kernel and went to the whole foreground group; one with a sender came to us alone.

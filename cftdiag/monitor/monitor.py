@@ -151,6 +151,7 @@ class Monitor:
         self._step_started = time.perf_counter()
         self._shapes: list[tuple[int, int]] = []
         self._last_event: Event | None = None
+        self._compiling: dict[str, Any] | None = None
         self._recorder = Recorder(self._model, on_event=self._on_event, keep_payloads=self._keep_payloads)
         self._recorder.step = 1
         self._recorder.__enter__()
@@ -232,12 +233,13 @@ class Monitor:
             self._shapes.append(shape)
 
     def _on_event(self, event: Event) -> None:
-        if os.getpid() != self._pid:
+        if os.getpid() != self._pid or not self._open:
             return
         with self._lock:
             if not self._begun:
-                self._begin()
-            self._guarded(self._record, event)
+                self._guarded(self._begin)
+            if self._begun:
+                self._guarded(self._record, event)
 
     def _record(self, event: Event) -> None:
         event = dataclasses.replace(event, rank=self._rank, detail=self._seen(event))
@@ -255,6 +257,8 @@ class Monitor:
         for sink in list(self._sinks):
             self._to_sink(sink, "event", explained)
         if explained.kind in TOLD:
+            if self._compiling is not None:
+                self._compiling = {**self._compiling, "block": event.block}
             self._say(logging.INFO, f"step {event.step}: {event.kind} of {event.block or '?'}: {why(explained)}")
             self._state()
         for alarm in self._rules.feed(explained):
@@ -272,9 +276,11 @@ class Monitor:
         return detail
 
     def _compile_started(self, compile_id: str) -> None:
-        self._guarded(self._state, {"id": compile_id, "since": time.time()})
+        self._compiling = {"id": compile_id, "since": time.time(), "step": self.steps + 1}
+        self._guarded(self._state)
 
     def _compile_ended(self) -> None:
+        self._compiling = None
         self._guarded(self._state)
 
     # -- own work ------------------------------------------------------------------------------------------------------------------------------
@@ -282,6 +288,9 @@ class Monitor:
     def _begin(self) -> None:
         """Open the run directory: the rank is known by now."""
         if self._begun or not self._open:
+            return
+        if session.in_data_worker():
+            self._abandon()
             return
         self._begun = True
         self._rank = session.rank()
@@ -306,18 +315,26 @@ class Monitor:
         self._journal.session(self._facts)
         self._state()
 
+    def _abandon(self) -> None:
+        """This process is no rank: write nothing, from here on."""
+        self._open = self._begun = False
+        self._journal = None
+        self._sinks.clear()
+        self._end_steps()
+
     def _finish(self) -> None:
         guards = self._watched.guard_counts(self.steps)
         if self._journal is not None:
             facts = {"steps": self.steps, "alarms": [a.to_dict() for a in self.alarms], "problems": self._recorder.problems, "guards": guards}
             self._journal.end(self.steps, facts)
-            self._state({}, ended=True)
+            self._compiling = None
+            self._state(ended=True)
             if self._outlet is not None:
                 self._outlet.close()
         for sink in list(self._sinks):
             self._to_sink(sink, "close")
 
-    def _state(self, compiling: Mapping[str, Any] | None = None, *, ended: bool = False) -> None:
+    def _state(self, *, ended: bool = False) -> None:
         """What this rank is doing, for the live view."""
         if self._journal is None or not self._open and not ended:
             return
@@ -328,7 +345,7 @@ class Monitor:
                 "time": time.time(),
                 "step": self.steps,
                 "step_seconds": self._journal.recent(),
-                "compiling": dict(compiling) if compiling else None,
+                "compiling": self._compiling,
                 "last": None if last is None else {"kind": last.kind, "step": last.step, "block": last.block, "cause": last.detail.get("cause")},
                 "group_timeout": self._watched.group_timeout(),
                 "ended": ended,
@@ -400,10 +417,7 @@ _LIVE: weakref.WeakSet[Monitor] = weakref.WeakSet()
 def _forked() -> None:
     """A forked child (a data worker) shares the files but is no rank: it must write nothing."""
     for monitor in list(_LIVE):
-        monitor._open = False
-        monitor._journal = None
-        monitor._sinks.clear()
-        monitor._end_steps()
+        monitor._abandon()
 
 
 os.register_at_fork(after_in_child=_forked)

@@ -46,7 +46,9 @@ class Narrator:
         self._read()
         self._tell(float("inf"))
         if not self._ranks:
-            self._print("no process of the command compiled anything or took an optimizer step: nothing was recorded (python -I and -E cannot be watched)")
+            self._print(
+                "no process of the command compiled anything or took an optimizer step: nothing was recorded (python -I and -E cannot be watched)"
+            )
             return
         parts = [f"{n} {noun if n == 1 else noun + 's'}" for kind, noun in _NOUNS if (n := self._counts.get(kind, 0))]
         if self._lines > MAX_LINES:

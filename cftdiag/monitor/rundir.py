@@ -1,11 +1,15 @@
 """The run directory: its layout, and writing into it so that nothing that goes wrong there reaches the training.
 
-``RUN/run.json`` what runs, and how it ended · ``RUN/events/rank00000.jsonl`` one event a line · ``RUN/ranks/rank00000.json`` what a rank is doing now,
-replaced in place · ``RUN/payloads/<sha256>`` graphs and generated code, on request · ``RUN/trace/`` torch's raw structured trace, on request.
+- ``run.json``: what runs, and how it ended
+- ``events/rank00000.jsonl``: one event a line, appended
+- ``ranks/rank00000.json``: what a rank is doing now, replaced in place
+- ``payloads/<sha256>``: graphs and generated code, on request
+- ``trace/``: torch's raw structured trace, on request
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -77,10 +81,9 @@ class Lines:
         """Close the file; a later ``write`` opens it again."""
         if self._fd is not None:
             fd, self._fd = self._fd, None
-            try:
+            # A vanished network mount reports here what the writes have reported already.
+            with contextlib.suppress(OSError):
                 os.close(fd)
-            except OSError:
-                pass  # a vanished network mount reports here what the writes have reported already
 
     def _append(self, data: bytes) -> None:
         if self._fd is not None and not self._still_there():

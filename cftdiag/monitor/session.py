@@ -43,6 +43,12 @@ def _number(name: str, default: int) -> int:
     return int(text) if text.isdigit() else default
 
 
+def in_data_worker() -> bool:
+    """True in a worker process of a DataLoader, however it was started."""
+    data = sys.modules.get("torch.utils.data")
+    return data is not None and data.get_worker_info() is not None
+
+
 def environment() -> dict[str, Any]:
     """Versions and machine. Reads package metadata, imports nothing."""
     found: dict[str, Any] = {"python": platform.python_version(), "platform": platform.platform(), "host": socket.gethostname()}

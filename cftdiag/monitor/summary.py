@@ -185,4 +185,3 @@ def _compiles_of(run: Run, rank: int, compile_id: str | None) -> Sequence[Event]
 
 def _round(seconds: float) -> float:
     return round(seconds, 4)
-

@@ -57,7 +57,9 @@ class Waiting:
 
     def sentence(self, now: float) -> str:
         """``ranks 0, 2-3 wait for rank 1, 12 s; the process group gives up in 588 s``."""
-        text = f"{ranks_text(self.ranks)} wait{'s' if len(self.ranks) == 1 else ''} for {ranks_text(self.compiling)}, {max(0.0, now - self.since):.0f} s"
+        text = (
+            f"{ranks_text(self.ranks)} wait{'s' if len(self.ranks) == 1 else ''} for {ranks_text(self.compiling)}, {max(0.0, now - self.since):.0f} s"
+        )
         return text if self.timeout_in is None else f"{text}; the process group gives up in {max(0.0, self.timeout_in):.0f} s"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -76,7 +77,7 @@ class Watched:
                 self._tapped = key
                 self._undo[key] = batches.wrap_call(module, self._batch)
             else:
-                self._undo[key] = batches.wrap_call(module, lambda args, kwargs, key=key: self._first_call(key))
+                self._undo[key] = batches.wrap_call(module, functools.partial(self._first_call, key))
         return found
 
     def never_run(self) -> list[tuple[str, str]]:
@@ -116,7 +117,7 @@ class Watched:
         except Exception:  # noqa: BLE001 - runs ahead of the user's forward pass; a shape is not worth a training
             self._shape(None)
 
-    def _first_call(self, key: int) -> None:
+    def _first_call(self, key: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._ran.add(key)
         self._undo.pop(key, lambda: None)()
 

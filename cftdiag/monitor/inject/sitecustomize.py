@@ -50,16 +50,16 @@ def _watch_imports():
 
     def imported(name):
         try:
-            added = importlib.util.find_spec("cftdiag") is None and package
-            if added:
-                sys.path.append(package)
+            # Another interpreter than ours may not have this package: lend it ours for the import alone.
+            lent = [package] if package and importlib.util.find_spec("cftdiag") is None else []
+            sys.path.extend(lent)
             try:
                 from cftdiag.monitor import started
             finally:
-                if added:
-                    sys.path.remove(package)
+                for entry in lent:
+                    sys.path.remove(entry)
             started.imported(name, settings)
-        except Exception as error:  # the script must run as if it were not watched
+        except Exception as error:  # noqa: BLE001 - the script must run as if it were not watched
             print(f"cftdiag: this process is not watched ({type(error).__name__}: {error})", file=sys.stderr)
 
     class Loader(importlib.abc.Loader):
@@ -105,6 +105,6 @@ try:
 
     _watch_imports()
     _HERE = _os.path.dirname(_os.path.abspath(__file__))
-except Exception as _error:  # nothing of ours may keep an interpreter from starting
+except Exception as _error:  # noqa: BLE001 - nothing of ours may keep an interpreter from starting
     print(f"cftdiag: this process is not watched ({type(_error).__name__}: {_error})", file=sys.stderr)
 _chain(_HERE)

@@ -356,6 +356,7 @@ class Driver:
             verdict=outcome,
             subject=self.subject(program),
             depth=program["depth"],
+            target=self.options.target,
             environment=environment(),
             blocks=tuple(self.block_results(main, whole, findings, context)),
             findings=findings,

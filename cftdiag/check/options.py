@@ -47,6 +47,8 @@ class CheckOptions:
     blocks: tuple[str, ...] = ()
     """Globs over module names; empty means the longest ModuleList."""
     depth: str = "joint"
+    target: str | None = None
+    """Offline device that Inductor lowers for: depth ``codegen``."""
     fast_forward: str = "auto"
     ac: str = "none"
     compile_scope: str = "block"
@@ -104,6 +106,8 @@ class CheckOptions:
                 raise InputError(f"{name} {value!r} is unknown; use one of {', '.join(allowed)}")
         if self.dynamic is not None and self.dynamic not in DYNAMIC:
             raise InputError(f"dynamic {self.dynamic!r} is unknown; use one of {', '.join(DYNAMIC)}")
+        if self.target is not None:
+            _check_target(self)
         if self.lengths is not None and not self.lengths:
             raise InputError("no lengths given; give at least one, for example --lengths 512,640")
         for name in ("batch_size", "world_size", "pad_to_multiple_of"):
@@ -149,6 +153,17 @@ class CheckOptions:
     def from_dict(cls, data: Mapping[str, Any]) -> CheckOptions:
         """Inverse of :meth:`to_dict`."""
         return cls(**data)
+
+
+def _check_target(options: CheckOptions) -> None:
+    from cftdiag.target import TARGETS
+
+    if options.target not in TARGETS:
+        raise InputError(f"target {options.target!r} is unknown; use one of {', '.join(TARGETS)}")
+    if options.fast_forward == "never":
+        raise InputError("code for --target is generated and not run; leave --fast-forward at auto")
+    if options.compile_backend not in (None, "inductor"):
+        raise InputError(f"--target lowers with Inductor, but the backend is {options.compile_backend!r}; drop one of the two")
 
 
 def _positive(name: str, value: object) -> None:

@@ -231,12 +231,21 @@ class _Pass:
                 "late_hooks": self.watch.late_hooks,
                 "saved_tensor_hooks": list(self.watch.saved_hooks.values()),
                 "numerics": self.numerics(),
-                "undetermined": fastforward.undetermined() if self.prepared.weightless else [],
+                "undetermined": self.undetermined(),
                 "problems": recorder.problems,
                 "check": _jsonable(checked),
                 "peak_rss_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6,
             }
         )
+
+    def undetermined(self) -> list[dict[str, Any]]:
+        """What the verdict does not know: values that were assumed, and what an absent device would decide."""
+        notes = fastforward.undetermined() if self.prepared.weightless else []
+        if self.options.target is not None:
+            from cftdiag.target import assumptions
+
+            notes += [{"meaning": text} for text in assumptions(self.options.target)]
+        return notes
 
     def numerics(self) -> dict[str, Any] | None:
         """Save the eager run (``reference``), or compare this one with it (``numerics``)."""

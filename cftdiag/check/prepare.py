@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from cftdiag.check import fastforward
-from cftdiag.check.errors import InputError, one_line
+from cftdiag.check.errors import EnvironmentUnfit, InputError, one_line
 from cftdiag.check.options import DYNAMIC, CheckOptions
 from cftdiag.check.program import build_model, find_blocks, load_config, make_batches
 from cftdiag.check.subject import Subject, as_subject
@@ -38,6 +38,8 @@ class Prepared:
 
     def backend(self) -> tuple[Any, str]:
         """(backend, depth it reaches); raises :class:`InputError` for one that cannot run on weights that are not there."""
+        if self.options.target is not None:
+            return _target_backend(self.options.target), "codegen"
         own = self.compile_kwargs.get("backend")
         name = self.options.compile_backend or os.environ.get("TORCH_COMPILE_BACKEND") or own
         if self.weightless:
@@ -90,7 +92,7 @@ def _from_subject(subject: Subject, o: CheckOptions) -> Prepared:
     if o.fast_forward == "never" and meta:
         raise InputError("the model's parameters are on the meta device, so it cannot be run for real; leave --fast-forward at auto")
     small = sum(p.numel() for p in parameters) < SMALL_MODEL
-    weightless = o.fast_forward == "always" or (o.fast_forward == "auto" and (meta or not small))
+    weightless = o.fast_forward == "always" or o.target is not None or (o.fast_forward == "auto" and (meta or not small))
     if weightless:
         if meta:
             with fastforward.SkipMode():
@@ -141,6 +143,15 @@ def default_step(model: torch.nn.Module, batch: Mapping[str, Any]) -> Any:
         loss.backward()
         model.zero_grad(set_to_none=True)
     return loss.detach()
+
+
+def _target_backend(name: str) -> Any:
+    from cftdiag.target import TargetUnavailable, backend
+
+    try:
+        return backend(name)
+    except TargetUnavailable as error:
+        raise EnvironmentUnfit(str(error)) from error
 
 
 def _call_builder(recipe: Mapping[str, Any]) -> object:

@@ -75,7 +75,7 @@ def check(fail_on: str, json_path: str | None, quiet: bool, **options: Any) -> i
 
     A file.py:build function returns (model, batches) or a cftdiag.Subject; its model decides attention, dtype, lengths and layers by itself.
     """
-    asked = CheckOptions(**options)
+    asked = CheckOptions(**options | {"torch_config": dict(options["torch_config"])})
     check_writable(json_path)
     from cftdiag.check import run_check
     from cftdiag.report import live, terminal

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import json
 import os
@@ -86,6 +87,23 @@ def check_writable(path: str | None) -> None:
         raise click.UsageError(f"cannot write {path}: there is no directory {target.parent}; make it first")
     if not os.access(target if target.exists() else target.parent, os.W_OK):
         raise click.UsageError(f"cannot write {path}: permission denied; name another file")
+
+
+class Setting(click.ParamType):
+    """``torch._inductor.config.NAME=VALUE`` as (name, value); the value is a Python literal, or text."""
+
+    name = "NAME=VALUE"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, Any]:
+        if isinstance(value, tuple):
+            return value
+        name, equals, text = str(value).partition("=")
+        if not equals or not name.startswith("torch.") or "config." not in name:
+            self.fail(f"{value!r} is no torch setting, such as torch._dynamo.config.recompile_limit=16", param, ctx)
+        try:
+            return name, ast.literal_eval(text)
+        except (ValueError, SyntaxError):
+            return name, text
 
 
 def write_text(path: str, text: str) -> None:

@@ -36,7 +36,7 @@ def to_dict(run: Run, *, eager_s: float | None = None) -> dict[str, Any]:
     # A finding's severity decides, as in a check; without a compile there is nothing to judge.
     word = verdict(run.findings) if compiles or run.findings else "error"
     head = next((s.head for s in run.sessions if s.head), {})
-    return {
+    found = {
         "schema": SCHEMA,
         "verdict": word,
         "source": {"path": str(run.path), "kind": run.source, "command": run.meta.get("command") or head.get("argv")},
@@ -60,6 +60,14 @@ def to_dict(run: Run, *, eager_s: float | None = None) -> dict[str, Any]:
         "guards": [{"rank": s.rank, **s.end["guards"]} for s in run.sessions if s.end and s.end.get("guards")],
         "problems": problems,
     }
+    return _plain(found)
+
+
+def _plain(value: Any) -> Any:
+    """The same with lists for tuples: what a reader of the JSON sees."""
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    return [_plain(v) for v in value] if isinstance(value, list | tuple) else value
 
 
 def alarms(session: Session) -> list[dict[str, Any]]:

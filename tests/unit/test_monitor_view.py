@@ -1,0 +1,98 @@
+"""The live view: who waits for whom, what is shown."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import monitor_samples as samples
+
+from cftdiag.monitor.narrate import Narrator
+from cftdiag.monitor.tail import Tail
+from cftdiag.monitor.view import View
+from cftdiag.report import watch
+
+
+def state(path: Path, rank: int, **facts: Any) -> None:
+    (path / "ranks").mkdir(exist_ok=True)
+    values = {"id": f"s{rank}", "rank": rank, "time": 1000.0, "step": 4, "compiling": None, "group_timeout": None, "ended": False, **facts}
+    (path / "ranks" / f"rank{rank:05d}.json").write_text(json.dumps(values))
+
+
+def running(tmp_path: Path) -> Path:
+    by_rank = {rank: [samples.head(rank, 3), samples.compiled(rank=rank), samples.steps(1, [4.0, 0.5, 0.5, 0.5], rank)] for rank in (0, 1, 2)}
+    by_rank[1].append(samples.event("recompile", step=5, rank=1, time=1005.0, detail={"cause": "seq_len", "batch": [2, 640]}))
+    path = samples.write_run(tmp_path / "run", by_rank)
+    state(path, 0, group_timeout=600.0, time=1004.0)
+    state(path, 1, time=1005.0, compiling={"id": "0/1", "since": 1005.0})
+    state(path, 2, group_timeout=600.0, time=1004.5)
+    return path
+
+
+def test_who_waits_for_whom(tmp_path: Path) -> None:
+    view = View(running(tmp_path))
+    view.refresh()
+    assert view.waiting(now=1005.5) is None
+    waiting = view.waiting(now=1035.0)
+    assert waiting is not None
+    assert waiting.sentence(1035.0) == "ranks 0, 2 wait for rank 1, 30 s; the process group gives up in 570 s"
+
+
+def test_nobody_waits_when_all_compile_or_have_ended(tmp_path: Path) -> None:
+    path = running(tmp_path)
+    for rank in (0, 2):
+        state(path, rank, compiling={"id": "0/1", "since": 1005.0})
+    view = View(path)
+    view.refresh()
+    assert view.waiting(now=1035.0) is None
+    for rank in (0, 1, 2):
+        state(path, rank, ended=True)
+    view.refresh()
+    assert view.waiting(now=1035.0) is None
+    assert view.finished
+
+
+def test_the_screen(tmp_path: Path) -> None:
+    path = running(tmp_path)
+    view = View(path)
+    view.refresh()
+    out = io.StringIO()
+    watch.show(view, file=out, width=120, now=1035.0)
+    lines = out.getvalue().splitlines()
+    assert lines[0] == f"{path}  step 4, 2.00 steps/s, 3 ranks, nothing heard for 30 s"
+    assert "     1  h        4     2.00           1        2.0  compiling 0/1 30 s" in lines
+    assert "  ranks 0, 2 wait for rank 1, 30 s; the process group gives up in 570 s" in lines
+    assert any(line.startswith("  step 5, rank 1  recompile  layers.0  batch 2 x 640  seq_len; guard tensor 'x' size") for line in lines)
+    assert "  1 x Block  layers.0  3 compiles, 1 recompile" in lines
+
+
+def test_a_tail_reads_each_line_once_and_waits_for_its_end(tmp_path: Path) -> None:
+    path = samples.write_run(tmp_path / "run", {0: [samples.head()]})
+    tail = Tail(path)
+    assert len(tail.read().heads) == 1
+    file = path / "events" / "rank00000.jsonl"
+    line = samples.compiled().to_line()
+    with open(file, "a") as stream:
+        stream.write(line[:50])
+    assert tail.read().events == []
+    with open(file, "a") as stream:
+        stream.write(line[50:] + "\n")
+    assert len(tail.read().events) == 1
+    assert tail.read().events == []
+    file.unlink()
+    assert tail.read().events == []
+
+
+def test_equal_events_of_several_ranks_are_one_line(tmp_path: Path, capsys: Any) -> None:
+    by_rank = {rank: [samples.head(rank, 2, warmup_steps=3), samples.event("recompile", step=5, rank=rank, detail={"cause": "seq_len"})] for rank in (0, 1)}
+    narrator = Narrator(samples.write_run(tmp_path / "run", by_rank))
+    narrator.poll()
+    assert capsys.readouterr().err == ""
+    narrator.end(0)
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) == 2
+    assert told[0].startswith("cftdiag: step 5, ranks 0-1, recompile of layers.0: seq_len; guard")
+    assert told[0].endswith("[after warm-up]")
+    assert told[1] == f"cftdiag: ranks 0-1: 2 recompiles; cftdiag report {tmp_path / 'run'}"

@@ -47,6 +47,7 @@ def break_detail(text: str, exception: str, state: Compile, fullgraph: bool | No
         "in_checkpoint": "checkpoint" in operator,
         "in_autograd_function": "autograd.Function" in operator or "autograd_function" in operator,
         "under_checkpoint": state.under_checkpoint,
+        "skips_frame": "falling back to eager" in text or "fall back to eager" in text,
         "resumed": state.resumed,
         "exception": exception or "Unsupported",
     }

@@ -169,11 +169,15 @@ class LiveCompile:
     def _tracers(self) -> list[Any]:
         """Instruction translators, innermost first: those the exception went through, then those that are still tracing."""
         raised: list[Any] = []
-        traceback = getattr(self._error(), "__traceback__", None)
-        while traceback is not None:
-            if traceback.tb_frame.f_code.co_name == "step":
-                raised.append(traceback.tb_frame.f_locals.get("self"))
-            traceback = traceback.tb_next
+        error = self._error()
+        while error is not None:
+            # A break in a loop or a context manager is raised anew by the frame that cannot resume: the first one is its context.
+            traceback = error.__traceback__
+            while traceback is not None:
+                if traceback.tb_frame.f_code.co_name == "step":
+                    raised.append(traceback.tb_frame.f_locals.get("self"))
+                traceback = traceback.tb_next
+            error = error.__cause__ or error.__context__
         tracing: list[Any] = []
         frame: FrameType | None = self._handler
         while frame is not None and not is_compile(frame.f_code):

@@ -102,6 +102,9 @@ def _parse(text: str, comment: str) -> View:
     for pattern, prop in _CONTAINER:
         if found := pattern.search(text):
             tail = re.search(r"[!=]= (\d+)$", text)
+            if prop == "attribute":
+                source = f"{found['source']}.{found['value'].strip(chr(39))}"
+                return View(text=text, comment=comment, prop=prop, source=source)
             return View(text=text, comment=comment, prop=prop, source=found["source"], expected=int(tail[1]) if tail else MISSING)
     if "uplicate tensor" in text:
         return View(

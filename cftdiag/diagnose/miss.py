@@ -58,13 +58,13 @@ class Miss:
         name = self.event.detail.get("self")
         if name is not None:
             return self.guard.root == name
-        return (
-            bool(self.guard.path)
-            and self.guard.root != "G"
-            and self.guard.root not in self.arguments
-            and not self.resumed
-            or self.guard.root == "self"
-        )
+        if self.guard.root in ("", "G") or self.guard.root in self.arguments:
+            return False
+        if self.guard.root == "self" or self.guard.path.startswith("._modules["):
+            return True
+        if self.guard.prop == "type" and not self.guard.path:
+            return str(self.guard.expected).rpartition(".")[2] in {b.cls for b in self.context.blocks}
+        return bool(self.guard.path) and not self.guard.path.startswith("[") and not self.resumed
 
     def argument(self) -> bool:
         """True when the guard's root is an argument of the call."""

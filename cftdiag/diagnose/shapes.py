@@ -149,7 +149,7 @@ def classify(miss: Miss) -> str | None:
     if _equality(guard):
         return "duck_shape"
     actual = actual_size(miss)
-    if actual in (0, 1) or re.search(r"!= [01]$", guard.text) or (actual is None and re.fullmatch(r"2 <= \S+", guard.text)):
+    if actual in (0, 1) or re.search(r"!= [01]$", guard.text) or re.fullmatch(r"[12] <= \S+", guard.text):
         return "size_0_1"
     return dimension(miss)
 

@@ -86,7 +86,7 @@ CAUSES = (
 
 _CLOSURE = re.compile(r"\.__closure__\[|\.cell_contents|\.__(?:code|defaults|kwdefaults)__|\.keywords\[|\.func\b|\.__func__\b")
 _OPTIMIZER = re.compile(r"param_groups\[\d+\]\[")
-_CLASS = re.compile(r"\btype\(|\.__class__\b|\.__dict__\)?\[|\.__mro__\[")
+_CLASS = re.compile(r"\btype\(|\.__class__\b|\.__mro__\[")
 _SCALARS = ("int", "float", "bool", "str")
 
 
@@ -95,8 +95,6 @@ def classify(miss: Miss) -> str | None:
     guard = miss.guard
     if guard.root == "G":
         return _global(miss)
-    if guard.prop == "value" and _CLASS.search(guard.source):
-        return "class_attr"
     if guard.prop in ("identity", "alias"):
         return "object_identity"
     if guard.prop == "type":
@@ -107,10 +105,12 @@ def classify(miss: Miss) -> str | None:
 
 
 def early(miss: Miss) -> str | None:
-    """Causes that go before all others: what a closure carries, and the optimizer's own settings."""
+    """Causes that go before all others: what a closure carries, the optimizer's own settings, a value read through the class."""
     if _CLOSURE.search(miss.guard.source):
         return "closure_identity"
-    return "optimizer_lr_float" if _OPTIMIZER.search(miss.guard.source) else None
+    if _OPTIMIZER.search(miss.guard.source):
+        return "optimizer_lr_float"
+    return "class_attr" if miss.guard.prop == "value" and _CLASS.search(miss.guard.source) else None
 
 
 def _type(miss: Miss) -> str:

@@ -1,0 +1,269 @@
+"""Causes of recompiles from synthetic events: what torch says, the blocks and the data decide, never a name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cftdiag.diagnose import Block, Context, diagnose
+from cftdiag.events import Code, Event, Frame, Guard, Reason
+from cftdiag.findings import Finding
+
+CODE = Code(qualname="Block.forward", file="/home/me/model.py", line=10)
+BLOCKS = tuple(Block(fqn=f"layers.{i}", cls="Block", kind="a", index=i) for i in range(12))
+
+
+def compiled(cid: str = "0/0", block: str = "layers.0", step: int = 1, **arguments: Any) -> Event:
+    return Event(kind="compile", time=0.0, step=step, compile_id=cid, region="forward", block=block, code=CODE, detail={"arguments": arguments})
+
+
+def missed(
+    expression: str,
+    *,
+    block: str | None = "layers.0",
+    entry_block: str | None = "layers.0",
+    entry: str = "0/0",
+    step: int = 2,
+    kind: str = "recompile",
+    code: Code = CODE,
+    arguments: dict[str, Any] | None = None,
+    detail: dict[str, Any] | None = None,
+    **guard: Any,
+) -> Event:
+    read = Guard(expression=expression, **guard)
+    return Event(
+        kind=kind,
+        time=1.0,
+        step=step,
+        compile_id="0/1",
+        block=block,
+        code=code,
+        guard=read,
+        reasons=(Reason(entry=entry, guard=read, closest=True, block=entry_block),),
+        stack=(Frame(file="/home/me/model.py", line=12, function="forward", code="y = x + 1"),),
+        detail={"arguments": arguments or {}, **(detail or {})},
+    )
+
+
+def tensor(*shape: int) -> dict[str, Any]:
+    return {"shape": list(shape), "dtype": "float32", "requires_grad": True}
+
+
+def the(findings: list[Finding]) -> Finding:
+    assert len(findings) == 1, [(f.kind, f.cause) for f in findings]
+    return findings[0]
+
+
+def cause(event: Event, *others: Event, **context: Any) -> str:
+    context.setdefault("blocks", BLOCKS)
+    return the(diagnose([compiled(), *others, event], Context(**context))).cause
+
+
+IN_TIME = [
+    ("s.step == 0", {"actual": "1"}, "module_int_attr"),
+    ("s.scale == 1.0", {"actual": "0.5"}, "module_float_attr"),
+    ("s.disabled == False", {"actual": "True"}, "module_bool_attr"),
+    ("s.mode == 'a'", {"actual": "'b'"}, "module_str_attr"),
+    ("s.win == (1, 2)", {"actual": "(2, 2)"}, "module_str_attr"),
+    ("s.cache is None", {"actual": "{}"}, "first_call_latch"),
+    ("not hasattr(s, 'cc')", {}, "first_call_latch"),
+    ("s._modules['d'].training == True", {"actual": "False"}, "training_flag"),
+    ("len(s.win) == 2", {"actual": "3"}, "container_len"),
+    ("___check_obj_id(s.fn, 1405), type=<class 'function'>", {}, "object_identity"),
+    ("dict(type(s).__dict__)['k'] == 1", {"actual": "5"}, "class_attr"),
+    ("G['K'] == 1", {"actual": "2"}, "global_value"),
+    ("G['TABLE']['a'] == 1", {"actual": "2"}, "global_value"),
+    ("GLOBAL_STATE changed: grad_mode ", {}, "grad_mode"),
+    ("GLOBAL_STATE changed: num_threads default_dtype ", {}, "global_state"),
+    ("___check_torch_function_mode_stack()", {}, "global_state"),
+    ("self.param_groups[0]['lr'] == 0.001", {"actual": "0.0005"}, "optimizer_lr_float"),
+    ("len(fn.__closure__[0].cell_contents) == 1", {"actual": "2"}, "closure_identity"),
+    ("fn.__closure__[0].cell_contents == 1", {"actual": "2"}, "closure_identity"),
+    ("___check_obj_id(fn.__code__, 1405), type=<class 'code'>", {}, "closure_identity"),
+    ("fn.keywords['k'] == 1", {"actual": "2"}, "closure_identity"),
+    ("tensor 'x' requires_grad mismatch. expected requires_grad=0", {}, "requires_grad"),
+    ("tensor 'x' dtype mismatch. expected Float, actual BFloat16", {}, "dtype"),
+    ("tensor 'x' stride mismatch at index 0. expected 6, actual 1", {}, "stride"),
+    ("tensor 'x' rank mismatch. expected 2, actual 1", {}, "generic_guard"),
+    ("expected type of 'x' to be a tensor type, ' but found <class 'torch.AsyncCollectiveTensor'>", {}, "tensor_type"),
+    ("(x.size()[1] % 8) == 0", {}, "shape_divisibility"),
+    ("x.size()[1] == x.size()[0]", {}, "duck_shape"),
+    ("2 <= x.size()[0]", {}, "size_0_1"),
+    ("4096*x.size()[0]*x.size()[1] < 5242880", {"added": "_inductor/scheduler.py:3042 in can_fuse"}, "inductor_fusion_threshold"),
+    ("257 <= x.size()[1] <= 1024", {"added": "_inductor/codegen/cpp.py:2100 in need_use_acc_helper"}, "inductor_size_regime"),
+    ("something new in torch 3", {}, "generic_guard"),
+]
+
+
+@pytest.mark.parametrize(("expression", "values", "expected"), IN_TIME, ids=[f"{e[:40]}" for e, _, _ in IN_TIME])
+def test_value_that_changes_in_time(expression: str, values: dict[str, str], expected: str) -> None:
+    event = missed(expression, arguments={"x": tensor(2, 6, 8)}, **values)
+    assert cause(event) == expected
+
+
+ARGUMENTS = [
+    ("k == 0", {"actual": "1", "value_type": "int"}, {"k": {"value": 1, "type": "int"}}, "int_arg"),
+    ("k == 2  # line  # a.py:2 in f (_dynamo/variables/tensor.py:2606 in evaluate_expr)", {}, {"k": {"value": 3, "type": "int"}}, "int_arg"),
+    ("___check_type_id(k, 140), type=<class 'float'>", {"value_type": "int"}, {"k": {"value": 3, "type": "int"}}, "int_arg"),
+    ("mask is None", {"value_type": "Tensor"}, {"mask": tensor(2, 6)}, "none_vs_tensor"),
+    (
+        "expected type of 'mask' to be a tensor type, ' but found <class 'NoneType'>",
+        {},
+        {"mask": {"value": None, "type": "NoneType"}},
+        "none_vs_tensor",
+    ),
+    ("len(states) == 1", {"actual": "2"}, {}, "container_len"),
+    ("___check_type_id(helper, 940), type=<class 'm.make.<locals>.H'>", {"value_type": "H"}, {}, "helper_class_identity"),
+    ("___check_obj_id(e, 1405), type=<class 'm.E'>", {}, {}, "object_identity"),
+    ("x is y", {}, {"x": tensor(4), "y": tensor(4)}, "object_identity"),
+]
+
+
+@pytest.mark.parametrize(("expression", "values", "arguments", "expected"), ARGUMENTS, ids=[e[0][:40] for e in ARGUMENTS])
+def test_argument(expression: str, values: dict[str, str], arguments: dict[str, Any], expected: str) -> None:
+    assert cause(missed(expression, arguments=arguments, **values)) == expected
+
+
+BETWEEN_BLOCKS = [
+    ("s.window == 4", {"actual": "None"}, "per_layer_attr"),
+    ("s.window is None", {"actual": "4"}, "per_layer_attr"),
+    ("s.window == 0", {"actual": "1"}, "layer_idx"),
+    ("s._modules['attn'].layer_idx == 0", {"actual": "1"}, "layer_idx"),
+    ("___check_type_id(s._modules['mlp'], 94), type=<class 'm.Dense'>", {"value_type": "Moe"}, "per_layer_attr"),
+    ("len(s._modules['experts']._modules) == 3", {"actual": "4"}, "per_layer_attr"),
+    ("expected type of 's._modules['p']._parameters['bias']' to be a tensor type, ' but found <class 'NoneType'>", {}, "per_layer_attr"),
+    ("tensor 's._modules['p']._parameters['weight']' size mismatch at index 0. expected 8, actual 16", {}, "per_layer_attr"),
+    ("tensor 's._modules['p']._parameters['weight']' requires_grad mismatch. expected requires_grad=0", {}, "requires_grad"),
+]
+
+
+@pytest.mark.parametrize(("expression", "values", "expected"), BETWEEN_BLOCKS, ids=[e[0][:40] for e in BETWEEN_BLOCKS])
+def test_value_that_differs_between_blocks(expression: str, values: dict[str, str], expected: str) -> None:
+    assert cause(missed(expression, block="layers.1", entry_block="layers.0", step=1, **values)) == expected
+
+
+def test_a_block_that_had_run_the_entry_before_changed_in_time() -> None:
+    """Recomputation walks backwards: the first miss of a flipped flag is in another block than the one that compiled the entry."""
+    event = missed("s.mp == True", block="layers.1", entry_block="layers.0", step=1, actual="False", detail={"ran": ["0/0"]})
+    assert cause(event) == "module_bool_attr"
+
+
+def test_two_values_of_one_block_are_a_change_in_time() -> None:
+    first = missed("s.phase == 0", block="layers.1", entry_block="layers.0", actual="5")
+    second = missed("s.phase == 0", block="layers.1", entry_block="layers.0", actual="6", step=3)
+    assert {f.cause for f in diagnose([compiled(), first, second], Context(blocks=BLOCKS))} == {"module_int_attr"}
+
+
+def size(dim: int, expected: int, actual: int, shape: tuple[int, ...], **kwargs: Any) -> Event:
+    text = f"tensor 'x' size mismatch at index {dim}. expected {expected}, actual {actual}"
+    return missed(text, arguments={"x": tensor(*shape)}, **kwargs)
+
+
+def test_dimensions_are_named_by_the_data_and_not_by_their_position() -> None:
+    lengths, batches = (7, 9), (3, 3)
+    assert cause(size(0, 7, 9, (9, 3, 8)), lengths=lengths, batch_sizes=batches) == "seq_len"
+    assert cause(size(1, 3, 2, (9, 2, 8)), lengths=(9, 9), batch_sizes=(3, 2)) == "batch_dim"
+    assert cause(size(2, 7, 9, (3, 4, 9, 9)), lengths=lengths, batch_sizes=batches) == "seq_len"
+
+
+def test_dimensions_without_data_fall_back_to_position() -> None:
+    assert cause(size(0, 4, 3, (3, 8))) == "batch_dim"
+    assert cause(size(1, 5, 6, (2, 6, 8))) == "seq_len"
+
+
+def test_tokens_of_a_flattened_batch_are_length() -> None:
+    assert cause(size(0, 14, 18, (18, 8)), lengths=(7, 9), batch_sizes=(2, 2)) == "seq_len"
+
+
+def test_size_one_is_special_only_when_the_dimension_was_dynamic() -> None:
+    one = size(0, 1, 4, (4, 6, 8))
+    assert cause(one) == "batch_dim"
+    assert cause(one, compile_kwargs={"dynamic": True}) == "size_0_1"
+    assert cause(size(0, 1, 4, (4, 6, 8), entry="0/2")) == "size_0_1"
+    assert cause(size(0, 1, 4, (4, 6, 8), entry="0/2"), compile_kwargs={"dynamic": False}) == "batch_dim"
+
+
+def test_length_that_was_fixed_because_it_equalled_another_dimension() -> None:
+    made = compiled(x=tensor(2, 8, 8))
+    event = size(1, 8, 12, (2, 12, 8))
+    found = diagnose([made, event], Context(blocks=BLOCKS, compile_kwargs={"dynamic": True}))
+    assert the(found).cause == "duck_shape"
+    assert the(diagnose([made, event], Context(blocks=BLOCKS, lengths=(8, 12)))).cause == "seq_len"
+
+
+def test_range_of_lengths_is_the_length_and_not_the_zero_one_rule() -> None:
+    event = missed("2 <= x.size()[1] <= 16", arguments={"x": tensor(2, 20, 8)})
+    assert cause(event, lengths=(10, 20), batch_sizes=(2, 2)) == "seq_len"
+    event = missed("2 <= x.size()[0] <= 16", arguments={"x": tensor(1, 20, 8)})
+    assert cause(event) == "size_0_1"
+
+
+def test_inference_tensors_are_about_gradients() -> None:
+    text = (
+        "tensor 'x' dispatch key set mismatch. expected DispatchKeySet(CPU, BackendSelect, ADInplaceOrView, AutogradCPU), "
+        "actual DispatchKeySet(CPU, BackendSelect)"
+    )
+    assert cause(missed(text)) == "grad_mode"
+    assert cause(missed(text.replace("actual DispatchKeySet(CPU", "actual DispatchKeySet(CUDA"))) == "tensor_type"
+
+
+def test_class_and_module_attributes_by_the_owner_that_the_recorder_saw() -> None:
+    text = "G['config'].scale == 2.0"
+    assert cause(missed(text, actual="3.0", detail={"owner_type": "type"})) == "class_attr"
+    assert cause(missed(text, actual="3.0", detail={"owner_type": "module"})) == "global_value"
+
+
+def test_wrapped_arguments_are_mapped_back() -> None:
+    event = missed(
+        "tensor 'args[0]' size mismatch at index 1. expected 5, actual 6", arguments={"x": tensor(2, 6, 8)}, detail={"parameters": {"args[0]": "x"}}
+    )
+    found = the(diagnose([compiled(), event], Context(blocks=BLOCKS, lengths=(5, 6))))
+    assert found.guard == "tensor 'x' size mismatch at index 1. expected 5, actual 6"
+    assert "`x`" in found.explanation
+
+
+def test_one_finding_gathers_steps_lengths_and_blocks() -> None:
+    events = [size(1, 5, n, (2, n, 8), step=s, block=f"layers.{s % 2}") for s, n in ((2, 6), (3, 7))]
+    found = the(diagnose([compiled(), *events], Context(blocks=BLOCKS[:2], lengths=(5, 6, 7), batch_sizes=(2, 2, 2))))
+    assert (found.kind, found.cause, found.severity, found.count) == ("recompile", "seq_len", "warning", 2)
+    assert (found.blocks, found.steps, found.lengths) == (("layers.*",), (2, 3), (6, 7))
+
+
+def test_limit_names_its_cause_and_the_blocks_that_run_eager() -> None:
+    event = missed("s.layer_idx == 7", block="layers.8", entry_block="layers.7", actual="8", kind="limit_hit", detail={"limit": 8})
+    graphs = {b.fqn: int(b.index < 8) for b in BLOCKS}
+    found = the(diagnose([compiled(), event], Context(blocks=BLOCKS, graphs=graphs)))
+    assert (found.kind, found.cause, found.severity) == ("limit_hit", "layer_idx", "error")
+    assert found.blocks == ("layers.8", "layers.9", "layers.10", "layers.11")
+    assert "4 of 12 blocks now run eager" in found.explanation
+
+
+def test_checkpointing_warns_before_the_limit() -> None:
+    found = the(diagnose([compiled(), missed("s.step == 0", actual="1")], Context(blocks=BLOCKS, ac="full")))
+    assert "2 of 8 cache entries" in found.explanation
+
+
+def test_change_in_force_is_not_offered_again() -> None:
+    event = size(1, 5, 6, (2, 6, 8))
+
+    def changes(**kwargs: Any) -> list[Any]:
+        return [r.change for r in the(diagnose([compiled(), event], Context(blocks=BLOCKS, lengths=(5, 6), compile_kwargs=kwargs))).remedies]
+
+    assert {"dynamic": True} in changes(dynamic=False)
+    assert {"dynamic": "auto"} in changes(dynamic=False)
+    assert {"dynamic": "auto"} not in changes()
+    assert {"dynamic": True} not in changes(dynamic=True)
+    assert {"mark_dynamic": {"x": [1]}} in changes()
+
+
+def test_unsafe_remedies_come_last() -> None:
+    event = missed("4096*x.size()[0] < 5242880", added="_inductor/scheduler.py:3042 in can_fuse")
+    remedies = the(diagnose([compiled(), event], Context(blocks=BLOCKS))).remedies
+    assert remedies[-1].unsafe
+    assert not remedies[0].unsafe
+
+
+def test_multiple_to_pad_to_comes_from_the_guard() -> None:
+    event = missed("(x.size()[1] % 16) == 0", arguments={"x": tensor(2, 20, 8)})
+    assert the(diagnose([compiled(), event], Context(blocks=BLOCKS))).remedies[0].change == {"pad_to_multiple_of": 16}

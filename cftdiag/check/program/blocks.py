@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import fnmatch
+import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -116,22 +117,25 @@ def _labels(cls: str, kinds: list[Kind]) -> dict[Kind, str]:
     names: dict[Kind, str] = {}
     for number, kind in enumerate(kinds, 1):
         words = list(dict.fromkeys(word for trait in sorted(kind - common, key=_telling)[:12] for word in _words(*trait)))
-        others = {word for k in kinds if k is not kind for trait in k - common for word in _words(*trait)}
-        names[kind] = f"{cls}[{next((word for word in words if word not in others), number)}]"
+        others = [{word for trait in k - common for word in _words(*trait)} for k in kinds if k is not kind]
+        choices = itertools.chain(((word,) for word in words), *(itertools.combinations(words[:10], n) for n in (2, 3)))
+        unique = next((choice for choice in choices if not any(other.issuperset(choice) for other in others)), (str(number),))
+        names[kind] = f"{cls}[{', '.join(unique)}]"
     if len(set(names.values())) < len(kinds):
         return {kind: f"{cls}[{number}]" for number, kind in enumerate(kinds, 1)}
     return names
 
 
 def _telling(trait: tuple[str, str]) -> tuple[int, int, str]:
-    """Sort key: layer types first, then classes of submodules, flags and numbers, shapes last; shallow before deep."""
+    """Sort key: layer types first, then classes of direct children, flags and numbers, deeper classes, shapes last; shallow before deep."""
     name, value = trait
+    path, _, what = name.rpartition(":")
     if name.endswith("type"):
         rank = 0
-    elif name.endswith(":class"):
-        rank = 1
-    elif name.endswith(":shape"):
-        rank = 4
+    elif what == "class":
+        rank = 1 if "." not in path else 4
+    elif what == "shape":
+        rank = 5
     else:
         rank = 3 if value == "None" else 2
     return rank, name.count("."), name

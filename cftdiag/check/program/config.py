@@ -71,9 +71,13 @@ def causal_lm_class(config: PretrainedConfig) -> Any:
 
 def _largest_head(config: PretrainedConfig) -> int:
     text = config.get_text_config()
-    dims = [getattr(text, name, None) for name in ("head_dim", "global_head_dim", "qk_head_dim")]
-    heads, hidden = getattr(text, "num_attention_heads", None), getattr(text, "hidden_size", None)
-    known = [d for d in dims if isinstance(d, int)]
+    layers = list(text.per_layer_config) if getattr(text, "is_heterogeneous", False) else [text]
+    return max(map(_head_dim, layers), default=0)
+
+
+def _head_dim(config: PretrainedConfig) -> int:
+    known = [d for name in ("head_dim", "qk_head_dim") if isinstance(d := getattr(config, name, None), int)]
+    heads, hidden = getattr(config, "num_attention_heads", None), getattr(config, "hidden_size", None)
     if not known and isinstance(heads, int) and isinstance(hidden, int) and heads:
         known = [hidden // heads]
     return max(known, default=0)

@@ -37,12 +37,14 @@ def select_layers(config: PretrainedConfig, kept: Sequence[int]) -> PretrainedCo
         raise ValueError(f"layers {list(kept)} are not among the {total} layers of this configuration")
     config = copy.deepcopy(config)
     text = config.get_text_config()
+    overrides = text.to_dict().get("per_layer_config") if getattr(text, "is_heterogeneous", False) else None
     for name, value in list(vars(text).items()):
         if not name.startswith("_") and (new := _cut(name, value, kept, total)) is not value:
             setattr(text, name, new)
-    if isinstance(mtp := getattr(text, "num_nextn_predict_layers", None), int) and mtp:
-        text.num_nextn_predict_layers = 0
     _set_count(text, len(kept))
+    if overrides:
+        by_layer = {int(layer): values for layer, values in overrides.items()}
+        text.per_layer_config = {new: by_layer[old] for new, old in enumerate(kept) if old in by_layer}
     return config
 
 
@@ -91,8 +93,8 @@ def auto_selection(config: PretrainedConfig) -> tuple[int, ...]:
     The first layer of each kind; where a model is only itself with its leading layers (a rule of the layer number that no list states), the
     shortest prefix; where it is with neither (layers that share keys and values with earlier ones), all layers.
     """
-    kinds = _kinds(config)
     total = number_of_layers(config)
+    kinds = _kinds(config)
     firsts = sorted(numbers[0] for _, numbers in kinds)
     wanted = {kind for kind, _ in kinds}
     for kept in (firsts, range(max(firsts) + 1)):
@@ -111,6 +113,7 @@ def auto_layers(config: PretrainedConfig) -> int:
 
 def cut(config: PretrainedConfig, layers: int | str | None) -> PretrainedConfig:
     """Copy of the configuration for ``layers``: None or ``all``, ``auto``, or a number of leading layers."""
+    number_of_layers(config)
     if layers is None or layers == "all":
         return copy.deepcopy(config)
     if layers == "auto":

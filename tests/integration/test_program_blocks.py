@@ -1,0 +1,118 @@
+"""Blocks, their kinds, and configurations cut to fewer layers."""
+
+import pytest
+import torch
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+from cftdiag.check.program import auto_layers, block_groups, build_model, find_blocks, load_config, select_layers, strip_wrappers, truncate
+from cftdiag.check.program.layers import auto_selection
+
+SMALL = {
+    "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 100,
+}  # fmt: skip
+GEMMA3 = SMALL | {"model_type": "gemma3_text", "num_hidden_layers": 12, "sliding_window": 16}
+MOE = SMALL | {"model_type": "qwen3_moe", "num_hidden_layers": 6, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+GEMMA4 = SMALL | {
+    "model_type": "gemma4_text", "num_hidden_layers": 10, "num_kv_shared_layers": 4, "global_head_dim": 32, "use_double_wide_mlp": True,
+    "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 100,
+    "layer_types": (["sliding_attention"] * 4 + ["full_attention"]) * 2,
+}  # fmt: skip
+NEMOTRON = {
+    "model_type": "nemotron_h", "hybrid_override_pattern": "M-M*-M", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 6,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 100, "mamba_num_heads": 4, "mamba_head_dim": 16,
+    "ssm_state_size": 16, "n_groups": 1,
+}  # fmt: skip
+
+
+class Two(torch.nn.Module):
+    """Two stacks, and a list inside a block."""
+
+    def __init__(self):
+        super().__init__()
+        self.vision = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(2))
+        self.text = torch.nn.ModuleList(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()) for _ in range(3))
+
+
+def test_longest_list_by_default_and_globs_for_several_stacks():
+    model = Two()
+    assert [fqn for fqn, _ in find_blocks(model)] == ["text.0", "text.1", "text.2"]
+    assert [fqn for fqn, _ in find_blocks(model, ["vision.*", "text.*"])] == ["vision.0", "vision.1", "text.0", "text.1", "text.2"]
+    assert [fqn for fqn, _ in find_blocks(model, ["text.[01]"])] == ["text.0", "text.1"]
+    with pytest.raises(ValueError, match="no module matches --blocks 'audio.*'"):
+        find_blocks(model, ["text.*", "audio.*"])
+    with pytest.raises(ValueError, match="Linear has no ModuleList"):
+        find_blocks(torch.nn.Linear(2, 2))
+
+
+def test_names_have_no_wrappers():
+    assert strip_wrappers("model._orig_mod.layers.3._checkpoint_wrapped_module") == "model.layers.3"
+    assert strip_wrappers("_orig_mod") == "" and strip_wrappers("module.layers") == "module.layers"
+    model = Two()
+    model.text[1] = checkpoint_wrapper(model.text[1])
+    assert [fqn for fqn, _ in find_blocks(model)] == ["text.0", "text.1", "text.2"]
+    assert [g.fqns for g in block_groups(model)] == [("text.0", "text.1", "text.2")]
+    assert [fqn for fqn, _ in find_blocks(torch.compile(model), ["text.1"])] == ["text.1"]
+
+
+def labels(config):
+    return [(g.label, len(g.fqns)) for g in block_groups(build_model(config))]
+
+
+def test_kinds_by_layer_type():
+    assert labels(GEMMA3) == [("Gemma3DecoderLayer[sliding_attention]", 10), ("Gemma3DecoderLayer[full_attention]", 2)]
+
+
+def test_kinds_by_experts():
+    expected = [("Qwen3MoeDecoderLayer[Qwen3MoeSparseMoeBlock]", 4), ("Qwen3MoeDecoderLayer[Qwen3MoeMLP]", 2)]
+    assert labels(MOE | {"mlp_only_layers": [1, 4]}) == expected
+    assert labels(MOE) == [("Qwen3MoeDecoderLayer", 6)]
+
+
+def test_kinds_by_parameter_shapes_and_flags():
+    class Block(torch.nn.Module):
+        def __init__(self, width, number, causal=True):
+            super().__init__()
+            self.lin, self.layer_idx, self.scale, self.causal = torch.nn.Linear(4, width), number, number / 2, causal
+
+    model = torch.nn.Module()
+    model.layers = torch.nn.ModuleList([Block(4, 0), Block(8, 1), Block(4, 2), Block(4, 3, causal=False)])
+    groups = block_groups(model)
+    assert [g.fqns for g in groups] == [("layers.0", "layers.2"), ("layers.1",), ("layers.3",)]
+    assert len({g.label for g in groups}) == 3 and all(g.cls == "Block" for g in groups)
+
+
+@pytest.mark.parametrize(
+    "config, kept",
+    [
+        (GEMMA3, (0, 5)),
+        (MOE, (0,)),
+        (MOE | {"mlp_only_layers": [0, 2]}, (0, 1)),
+        (NEMOTRON, (0, 1, 3)),
+        (GEMMA4, (0, 4, 5, 6, 9)),
+        (SMALL | {"model_type": "deepseek_v3", "num_hidden_layers": 5, "first_k_dense_replace": 3, "n_routed_experts": 8}, (0, 3)),
+        (SMALL | {"model_type": "smollm3", "num_hidden_layers": 8, "no_rope_layer_interval": 4, "pad_token_id": 0}, (0, 3)),
+    ],
+    ids=lambda value: value["model_type"] if isinstance(value, dict) else "",
+)
+def test_auto_keeps_one_layer_of_each_kind(config, kept):
+    config = load_config(config)
+    assert auto_selection(config) == kept and auto_layers(config) == len(kept)
+    whole, cut = block_groups(build_model(config)), block_groups(build_model(config, layers="auto"))
+    assert [g.label for g in cut] == [g.label for g in whole]
+    assert [len(g.fqns) for g in cut] == [1] * len(cut)
+
+
+def test_a_rule_of_the_layer_number_keeps_the_prefix():
+    """Every third layer is a mixture of experts; no list says so, so the numbers must stay."""
+    config = load_config(MOE | {"decoder_sparse_step": 3})
+    assert auto_selection(config) == (0, 1, 2)
+
+
+def test_truncate_and_select():
+    config = load_config(GEMMA3)
+    assert truncate(config, 3).layer_types == ["sliding_attention"] * 3
+    assert truncate(config, 50).num_hidden_layers == 12 == config.num_hidden_layers
+    assert select_layers(config, [5, 6]).layer_types == ["full_attention", "sliding_attention"]
+    assert select_layers(load_config(MOE | {"mlp_only_layers": [1, 4]}), [0, 4, 5]).mlp_only_layers == [1]
+    with pytest.raises(ValueError, match="not among the 12 layers"):
+        select_layers(config, [12])

@@ -23,7 +23,8 @@ from cftdiag.check.options import (
     SCOPES,
     CheckOptions,
 )
-from cftdiag.cli.options import Layers, Lengths, check_writable, debug_option, json_file, write_json
+from cftdiag.cli.options import Layers, Lengths, Setting, check_writable, debug_option, json_file, write_json
+from cftdiag.target import TARGETS
 
 
 @click.command(short_help="Before training: will each block capture whole, what will recompile.")
@@ -54,9 +55,9 @@ from cftdiag.cli.options import Layers, Lengths, check_writable, debug_option, j
     show_default=True,
     help="Skip the arithmetic of compiled regions; auto: for all but small models.",
 )
-@click.option(
-    "--routing", type=click.Choice(ROUTING), default="balanced", show_default=True, help="What a mixture's untrained router is assumed to do."
-)
+@click.option("--target", type=click.Choice(TARGETS), help="Let Inductor generate code for a device that need not be there: depth codegen.")
+@click.option("--routing", type=click.Choice(ROUTING), default="balanced", show_default=True, help="What an untrained router is assumed to do.")
+@click.option("--set", "torch_config", type=Setting(), multiple=True, help="A torch setting for every pass: torch._inductor.config.NAME=VALUE.")
 @click.option("--timeout", type=click.FloatRange(min=0, min_open=True), default=DEFAULT_TIMEOUT_S, show_default=True, help="Seconds for each pass.")
 @click.option("--verify/--no-verify", default=True, show_default=True, help="Prove remedies by running the check again with them.")
 @click.option(

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from cftdiag.capture import counting
+from cftdiag.monitor import Monitor
 from trainer import checkpoint
 from trainer.batch import collate, rank_batches
 from trainer.cache import load_cache, save_cache
@@ -47,7 +48,7 @@ def run(config: TrainConfig) -> RunResult:
     out = Path(config.output_dir)
     with process_group(config.device) as ranks:
         source = _rank_zero_first(lambda: open_source(config))
-        recording = Recording(out / "run", rank=ranks.rank)
+        recording = Recording(rank=ranks.rank)
         with recording.recorder, compile_settings(config.scope) as settings:
             return _run(config, ranks, source, recording, settings, out)
 
@@ -60,7 +61,7 @@ def _rank_zero_first(make: Any) -> Any:
 
 
 def _run(config: TrainConfig, ranks: Ranks, source: Source, recording: Recording, settings: dict[str, Any], out: Path) -> RunResult:
-    notes: list[str] = []
+    notes = _preflight(config, ranks) if config.preflight else []
     data = open_data(config, source.tokenizer, vocabulary=source.config.vocab_size, world=ranks.world, report=notes.append)
     found = checkpoint.resolve(config.resume, out / "checkpoints") if config.resume else None
     state = checkpoint.read_state(found) if found else None
@@ -84,9 +85,24 @@ def _run(config: TrainConfig, ranks: Ranks, source: Source, recording: Recording
             checkpoint.load(found, program.model, optimizer)
         for line in describe(program, data, config, time.perf_counter() - started, cached):
             metrics.say(line)
-        recording.describe({"config": config.to_dict(), "world": ranks.world, "settings": settings, "torch": torch.__version__})
-        trainer = _Trainer(config, program, data, recording, metrics, optimizer, out, ranks)
-        return trainer.train(state)
+        with Monitor(program.model, run_dir=out / "run", quiet=True, settings={"trainer": config.to_dict(), "torch": settings}):
+            return _Trainer(config, program, data, recording, metrics, optimizer, out, ranks).train(state)
+
+
+def _preflight(config: TrainConfig, ranks: Ranks) -> list[str]:
+    """Rank 0 checks; all ranks stop when it finds that a block would break."""
+    from trainer.preflight import preflight
+
+    outcome: list[Any] = [None, None]
+    if ranks.rank == 0:
+        try:
+            outcome[0] = preflight(config, world=ranks.world)
+        except ValueError as error:
+            outcome[1] = str(error)
+    dist.broadcast_object_list(outcome, src=0)
+    if outcome[1] is not None:
+        raise ValueError(outcome[1])
+    return outcome[0]
 
 
 class _Trainer:
@@ -162,7 +178,7 @@ class _Trainer:
 
     def validate(self) -> float:
         """Mean loss per loss token over the validation set. Collective."""
-        total, count = torch.zeros((), device=self.ranks.device), 0
+        total, count = torch.zeros((), dtype=torch.float64, device=self.ranks.device), 0
         self.program.model.eval()
         for plan, batches in self._batches(self.data.validation_steps, self.data.validation):
             total += self.stepper.evaluate(batches)

@@ -16,7 +16,9 @@ def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
     trained = [p for p in model.parameters() if p.requires_grad]
     if not trained:
         raise ValueError("nothing to train: every parameter is frozen")
-    return torch.optim.AdamW(trained, lr=config.peak_learning_rate, betas=(config.beta1, config.beta2), eps=config.eps, weight_decay=config.weight_decay)
+    return torch.optim.AdamW(
+        trained, lr=config.peak_learning_rate, betas=(config.beta1, config.beta2), eps=config.eps, weight_decay=config.weight_decay
+    )
 
 
 def learning_rate(config: TrainConfig, step: int, total: int) -> float:

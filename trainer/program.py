@@ -71,7 +71,7 @@ def build(
     if weights and dist.get_rank() == 0:
         plain = load_weights(source, dtype=stored, seed=config.seed)
         verify_head(plain)
-    targets = _apply_method(model, config, ranks, plain, calibration if weights else None)
+    targets = apply_method(model, config, ranks=ranks, plain=plain, calibration=calibration if weights else None)
 
     compiler = Compiler(config.scope, (wrap_backend or lookup_backend)(config.backend), dynamic=config.dynamic)
     mesh = make_mesh(device.type, dist.get_world_size(), config.replicas)
@@ -85,13 +85,18 @@ def build(
     )  # fmt: skip
 
 
-def _apply_method(
+def apply_method(
     model: nn.Module,
     config: TrainConfig,
-    ranks: Mapping[str, int] | None,
-    plain: nn.Module | None,
-    calibration: Callable[[], list[dict[str, Any]]] | None,
+    *,
+    ranks: Mapping[str, int] | None = None,
+    plain: nn.Module | None = None,
+    calibration: Callable[[], list[dict[str, Any]]] | None = None,
 ) -> tuple[surgery.Target, ...]:
+    """Turn a plain model, on meta as a rule, into that of the method (OSFT or LoRA), in place and without values; returns OSFT's targets.
+
+    Only adaptive ranks with ``calibration`` need a process group, and ``plain`` (with weights) on its rank 0.
+    """
     if config.lora:
         lora.adapt(model, rank=config.lora_rank, alpha=config.lora_alpha, patterns=config.lora_target_patterns)
         if "block" in config.scope:

@@ -36,7 +36,7 @@ class Stepper:
         Returns ``loss`` (mean per loss token over the global batch), ``grad_norm_raw`` (before projection), ``grad_norm`` (after it, before
         clipping) and ``leak`` (None unless asked for).
         """
-        total = torch.zeros((), device=self._device)
+        total = torch.zeros((), dtype=torch.float64, device=self._device)
         for batch in batches:
             loss = self._model(**to_device(batch, self._device))
             (loss / loss_tokens).backward()
@@ -59,11 +59,11 @@ class Stepper:
         leaked = measure_leak(self._frozen) if leak and self._frozen is not None else torch.zeros_like(total)
 
         # The only host sync of a step.
-        values = torch.stack([t.to(torch.float64) for t in (total / loss_tokens, raw, norm, leaked)]).tolist()
+        values = torch.stack([t.to(total.dtype) for t in (total / loss_tokens, raw, norm, leaked)]).tolist()
         measured = leak and self._frozen is not None
         return {"loss": values[0], "grad_norm_raw": values[1], "grad_norm": values[2], "leak": values[3] if measured else None}
 
     @torch.no_grad()
     def evaluate(self, batches: list[Batch]) -> Tensor:
         """Summed loss of this rank's batches, a scalar on the device."""
-        return torch.stack([self._model(**to_device(batch, self._device)) for batch in batches]).sum()
+        return torch.stack([self._model(**to_device(batch, self._device)).double() for batch in batches]).sum()

@@ -77,7 +77,13 @@ def _tiny(model_type: str, **overrides: Any) -> nn.Module:
 
 @pytest.mark.parametrize(
     ("model_type", "overrides"),
-    [("qwen3", {}), ("granite", {"logits_scaling": 8.0}), ("gemma2", {"final_logit_softcapping": 0.5}), ("cohere", {"logit_scale": 0.25}), ("gpt2", {})],
+    [
+        ("qwen3", {}),
+        ("granite", {"logits_scaling": 8.0}),
+        ("gemma2", {"final_logit_softcapping": 0.5}),
+        ("cohere", {"logit_scale": 0.25}),
+        ("gpt2", {}),
+    ],
 )
 def test_logits_are_the_models_own(model_type: str, overrides: dict[str, Any]) -> None:
     model = _tiny(model_type, **overrides)

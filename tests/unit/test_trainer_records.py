@@ -49,7 +49,7 @@ def test_a_bad_record_is_named_by_its_line(tmp_path: Path, bad: Any, message: st
 
 
 def test_missing_and_empty_files(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="cannot read .*none.jsonl: No such file"):
+    with pytest.raises(ValueError, match=r"cannot read .*none.jsonl: No such file"):
         _read(tmp_path / "none.jsonl")
     with pytest.raises(ValueError, match="holds no usable record"):
         _read(_write(tmp_path / "empty.jsonl"))
@@ -58,7 +58,7 @@ def test_missing_and_empty_files(tmp_path: Path) -> None:
 def test_over_long_samples_follow_the_policy(tmp_path: Path) -> None:
     long = {"input_ids": list(range(20)), "labels": list(range(20))}
     path = _write(tmp_path / "d.jsonl", GOOD, long)
-    with pytest.raises(ValueError, match="d.jsonl:2: 20 tokens, a row holds 16"):
+    with pytest.raises(ValueError, match=r"d\.jsonl:2: 20 tokens, a row holds 16"):
         _read(path)
     told: list[str] = []
     assert len(_read(path, over_long="drop", report=told.append)) == 1

@@ -1,0 +1,113 @@
+"""Every compile scope trains to the same loss as eager, and is really compiled."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import trainer
+from trainer import demo
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("model")
+    demo.config(num_hidden_layers=2, hidden_size=32, intermediate_size=48, num_attention_heads=2, num_key_value_heads=1).save_pretrained(directory)
+    demo.tokenizer().save_pretrained(directory)
+    demo.write_data(directory / "data.jsonl", count=24)
+    return directory
+
+
+def _train(tiny: Path, out: Path, **values: Any) -> list[dict[str, Any]]:
+    base = dict(
+        model_name_or_path=str(tiny), random_init=True, data_path=str(tiny / "data.jsonl"), device="cpu", max_tokens_per_gpu=512, batch_size=6,
+        max_steps=3, learning_rate=1e-2, export=False, loss_chunks=2, train_dtype="float64", compile_backend="aot_eager", output_dir=str(out),
+    )  # fmt: skip
+    trainer.run_training({**base, **values})
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+_EAGER: dict[str, list[dict[str, Any]]] = {}
+
+
+def _eager(tiny: Path, out: Path, method: str) -> list[dict[str, Any]]:
+    if method not in _EAGER:
+        _EAGER[method] = _train(tiny, out, **({method: True} if method != "full" else {}))
+    return _EAGER[method]
+
+
+def _same(a: list[dict[str, Any]], b: list[dict[str, Any]], rel: float) -> None:
+    for x, y in zip(a, b, strict=True):
+        for key in ("loss", "grad_norm", "grad_norm_raw"):
+            assert x[key] == pytest.approx(y[key], rel=rel), (key, x["step"])
+
+
+@pytest.mark.parametrize(
+    ("scope", "graphs", "values"),
+    [
+        ("block", 1, {}),
+        ("loss", 1, {}),
+        ("block+loss", 2, {}),
+        ("model", 1, {}),
+        ("model+loss", 1, {}),
+        ("block", 1, {"ac": "full"}),
+        ("block", 1, {"ac": "selective"}),
+        ("model", 1, {"ac": "full"}),
+        ("block", 1, {"lora": True}),
+        ("block", 1, {"osft": True, "osft_ranks": "adaptive"}),
+    ],
+)
+def test_scope_trains_as_eager_does(fresh_dynamo: None, tiny: Path, tmp_path: Path, scope: str, graphs: int, values: dict[str, Any]) -> None:
+    method = next((m for m in ("osft", "lora") if values.get(m)), "full")
+    eager = _train(tiny, tmp_path / "e", **values) if method == "osft" else _eager(tiny, tmp_path / "e", method)
+    compiled = _train(tiny, tmp_path / "c", compile_scope=scope, **values)
+    _same(compiled, eager, 1e-7)
+    assert [r["graphs"] for r in compiled] == [graphs, 0, 0]
+    assert not any(r["recompiles"] for r in compiled)
+    assert len({n for r in compiled for micro in r["lengths"] for n in micro}) == 3
+
+
+def test_inductor_trains_as_eager_does(fresh_dynamo: None, tiny: Path, tmp_path: Path) -> None:
+    eager = _train(tiny, tmp_path / "e", train_dtype="float32")
+    compiled = _train(tiny, tmp_path / "c", train_dtype="float32", compile_scope="block+loss", compile_backend="inductor")
+    _same(compiled, eager, 1e-3)
+    assert compiled[0]["graphs"] == 2
+
+
+@pytest.mark.parametrize("scope", ["block", "loss", "model"])
+def test_a_request_that_compiles_nothing_is_an_error(fresh_dynamo: None, tiny: Path, tmp_path: Path, scope: str) -> None:
+    torch.compiler.set_stance("force_eager")
+    try:
+        with pytest.raises(RuntimeError, match=f"compile scope {scope}: .* nothing was compiled"):
+            _train(tiny, tmp_path, compile_scope=scope)
+    finally:
+        torch.compiler.set_stance("default")
+
+
+def test_validation_and_checkpoints_are_on_their_steps(tiny: Path, tmp_path: Path) -> None:
+    records = _train(tiny, tmp_path, validation_split=0.25, validate_every=2, max_steps=5, checkpoint_every=2, keep_checkpoints=2)
+    assert [("val_loss" in r) for r in records] == [False, True, False, True, False]
+    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["step-00000004", "step-00000005"]
+    assert records[3]["val_loss"] < records[1]["val_loss"] < records[0]["loss"]
+
+
+def test_a_loss_that_is_not_finite_stops_with_step_and_lines(tiny: Path, tmp_path: Path) -> None:
+    with pytest.raises(FloatingPointError, match=r"step [23]: loss is nan; the batch is lines \[.*\] of the data"):
+        _train(tiny, tmp_path, learning_rate=1e300, max_grad_norm=0.0, max_steps=5, checkpoint_every=1)
+    assert (tmp_path / "checkpoints" / "step-00000001").exists()
+
+
+def test_workers_and_streaming_change_nothing(tiny: Path, tmp_path: Path) -> None:
+    _same(_train(tiny, tmp_path / "w", num_workers=1, streaming=True), _eager(tiny, tmp_path / "e", "full"), 1e-9)
+
+
+def test_a_checkpoint_of_another_method_is_refused(tiny: Path, tmp_path: Path) -> None:
+    _train(tiny, tmp_path, max_steps=1)
+    with pytest.raises(ValueError, match=r"keys|targets"):
+        _train(tiny, tmp_path, max_steps=2, resume="auto", osft=True)
+    with pytest.raises(ValueError, match=r"lacks .* of the model's keys"):
+        _train(tiny, tmp_path, max_steps=2, resume="auto", lora=True)

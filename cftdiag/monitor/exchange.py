@@ -39,6 +39,7 @@ def outlet(directory: Path, mode: str, warn: Callable[[str], None]) -> Outlet | 
     local = os.environ.get("LOCAL_WORLD_SIZE", "")
     if mode == "none" or world < 2 or (mode == "auto" and local.isdigit() and int(local) >= world) or "MASTER_ADDR" not in os.environ:
         return None
+    directory.mkdir(parents=True, exist_ok=True)
     return Outlet(directory, session.rank(), world, ask=mode == "auto", warn=warn)
 
 

@@ -100,10 +100,10 @@ class Monitor:
 
         self.run_dir = None if run_dir is None else Path(run_dir)
         self.events: collections.deque[Event] = collections.deque(maxlen=KEEP_EVENTS)
-        """The last events of this rank, steps left out."""
+        """The last events of this rank since it was entered, steps left out."""
         self.alarms: list[Alarm] = []
         self.steps = 0
-        """Finished steps."""
+        """Finished steps since it was entered."""
         self._model = model
         self._planned = None if plan is None else Planned.load(plan)
         self._on_recompile = on_recompile
@@ -121,13 +121,13 @@ class Monitor:
         self._lock = threading.RLock()
         self._warned = False
         self._open = False
-        self._manual = False
+        self._rank = 0
 
     # -- life --------------------------------------------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Monitor:
         self.start()
-        self._begin()
+        self._guarded(self._begin)
         if self._model is not None:
             self._guarded(self._check_watched)
         return self
@@ -142,6 +142,10 @@ class Monitor:
         from cftdiag.capture import Recorder
         from cftdiag.monitor.watched import Watched
 
+        self.events.clear()
+        self.alarms.clear()
+        self.steps = 0
+        self._manual = False
         self._pid = os.getpid()
         self._journal: Journal | None = None
         self._begun = False
@@ -264,6 +268,8 @@ class Monitor:
         for alarm in self._rules.feed(explained):
             self._alarm(alarm)
         self._watched.note(event)
+        if self.steps == 0 and event.kind == "compile" and event.code is not None and event.code.file.endswith("torch/optim/optimizer.py"):
+            self._warn("Optimizer.step is compiled, so its calls cannot be counted; call Monitor.step() after each step")
 
     def _seen(self, event: Event) -> dict[str, Any]:
         """The event's detail with what only the monitor knows: the batch, and whether the plan foresees the compile."""
@@ -408,7 +414,7 @@ class Monitor:
         """One warning, then silence."""
         if not self._warned:
             self._warned = True
-            log.warning("[rank %s] %s", getattr(self, "_rank", "?"), text)
+            log.warning("[rank %d] %s", self._rank, text)
 
 
 _LIVE: weakref.WeakSet[Monitor] = weakref.WeakSet()

@@ -36,6 +36,7 @@ class Context:
       ``torch.autograd.graph.saved_tensors_hooks`` which are not the checkpoint's own;
     - ``numerics``: ``{"ok", "backend", "failed", "config", "worst": {"name", "block", "eager", "compiled", "max_abs", "rel"}}``;
     - ``compile_time``: ``{"whole_seconds", "block_seconds"}``;
+    - ``timeout``: ``{"seconds", "phase", "step"}``, the pass was stopped while it compiled;
     - ``cudagraph_skips``: ``{reason: count}``;
     - ``main_thread_limit``: ``recompile_limit`` as the main thread sees it;
     - ``captured_error``: ``{"type", "message"}``, an exception that ended the run and is not among the events.

@@ -37,6 +37,7 @@ def gather(events: Sequence[Event], context: Context, drafts: Drafts) -> None:
         _error(str(said.get("type")), str(said.get("message")), None, context, drafts)
     _hooks(context, drafts)
     _numerics(context, drafts)
+    _timeout(context, drafts)
     _depth(events, context, drafts)
     _saved_tensors(context, drafts)
     _ranks(events, drafts)
@@ -47,7 +48,10 @@ def gather(events: Sequence[Event], context: Context, drafts: Drafts) -> None:
 def _error(kind: str, message: str, event: Event | None, context: Context, drafts: Drafts) -> None:
     if kind in _HAVE_EVENTS and (drafts.of("graph_break", "limit_hit", "recompile") or event is None):
         return
-    cause = errors.classify(kind, message)
+    limits = drafts.of("limit_hit")
+    step = event.step if event is not None else None
+    cast = any(d.cause == "dtype" or "autocast" in (d.guard or "") for d in drafts.of("recompile") if step in d.steps)
+    cause = errors.classify(kind, message, limit_hit=bool(limits), cast=cast)
     draft, new = drafts.get("error", cause, "error")
     name = region(event) if event is not None else None
     blocks = list(context.same_kind(name)) if name else [b.fqn for b in context.blocks] if cause.startswith("ac_") else []
@@ -57,7 +61,6 @@ def _error(kind: str, message: str, event: Event | None, context: Context, draft
         return
     first = message.strip().splitlines()[0] if message.strip() else ""
     saved, again = errors.dtypes(message) or ("", "")
-    limits = drafts.of("limit_hit")
     limit = context.limit
     draft.where = frames.place(event) if event is not None else Where()
     draft.facts = {
@@ -122,6 +125,17 @@ def _numerics(context: Context, drafts: Drafts) -> None:
     config = ", ".join(f"{k}={v}" for k, v in (found.get("config") or {}).items())
     draft.facts = {k: worst.get(k) for k in ("name", "eager", "compiled", "rel")} | {"config": f" with {config}" if config else ""}
     draft.note(*(f"differs: {name}" for name in list(found.get("failed") or ())[:5]), f"backend {found.get('backend')}")
+
+
+def _timeout(context: Context, drafts: Drafts) -> None:
+    """A pass that ran out of its time while it compiled: what takes minutes here takes minutes on every rank."""
+    found: Mapping[str, Any] = context.probes.get("timeout") or {}
+    if not found:
+        return
+    draft, _ = drafts.get("perf", "compile_time_depth", "warning")
+    draft.blocks += [b.fqn for b in context.blocks]
+    draft.count = 1
+    draft.note(f"not compiled after {found.get('seconds'):.0f} s, at step {found.get('step')}: the pass was stopped there")
 
 
 def _depth(events: Sequence[Event], context: Context, drafts: Drafts) -> None:

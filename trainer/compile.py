@@ -87,8 +87,11 @@ _INDUCTOR = {
 
 
 @contextlib.contextmanager
-def compile_settings(scope: str) -> Iterator[dict[str, Any]]:
-    """Set the flags of a compiled run and restore them; yields what was set, by dotted name."""
+def compile_settings(scope: str, planned: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Set the flags of a compiled run and restore them; yields what was set, by dotted name.
+
+    ``planned`` are dotted torch config names of a plan; one that this torch does not have raises ``ValueError``.
+    """
     if scope == "none":
         yield {}
         return
@@ -101,6 +104,12 @@ def compile_settings(scope: str) -> Iterator[dict[str, Any]]:
             known = {name: value for name, value in values.items() if _has(module, name)}
             stack.enter_context(module.patch(known))  # type: ignore[attr-defined]
             done |= {f"{module.__name__}.{name}": value for name, value in known.items()}
+        for dotted, value in planned.items():
+            module, name = (dynamo if dotted.startswith(dynamo.__name__) else inductor), dotted.partition(".config.")[2]
+            if not dotted.startswith(f"{module.__name__}.") or not _has(module, name):
+                raise ValueError(f"the compile plan sets {dotted!r}, which torch {torch.__version__} does not have")
+            stack.enter_context(module.patch({name: value}))  # type: ignore[attr-defined]
+            done[dotted] = value
         yield done
 
 

@@ -24,6 +24,7 @@ from trainer.export import export
 from trainer.metrics import Metrics, flops_per_token, memory, peak_flops
 from trainer.model import Source, dtype_of, model_class, open_source
 from trainer.optim import learning_rate, make_optimizer
+from trainer.plan import Plan, check_fingerprint, read_plan, warm
 from trainer.program import Program, build, lookup_backend
 from trainer.recording import Recording
 from trainer.step import Stepper
@@ -46,11 +47,14 @@ def run(config: TrainConfig) -> RunResult:
     Raises ``ValueError`` for a user's mistake and :class:`FloatingPointError` for a loss that is not finite; checkpoints written before stay.
     """
     out = Path(config.output_dir)
+    plan = read_plan(config.compile_plan) if config.compile_plan else None
+    if plan is not None:
+        config = dataclasses.replace(config, **plan.options)
     with process_group(config.device) as ranks:
         source = _rank_zero_first(lambda: open_source(config))
         recording = Recording(rank=ranks.rank)
-        with recording.recorder, compile_settings(config.scope) as settings:
-            return _run(config, ranks, source, recording, settings, out)
+        with recording.recorder, compile_settings(config.scope, plan.torch if plan else {}) as settings:
+            return _run(config, ranks, source, recording, settings, out, plan)
 
 
 def _rank_zero_first(make: Any) -> Any:
@@ -60,7 +64,9 @@ def _rank_zero_first(make: Any) -> Any:
     return value if dist.get_rank() == 0 else make()
 
 
-def _run(config: TrainConfig, ranks: Ranks, source: Source, recording: Recording, settings: dict[str, Any], out: Path) -> RunResult:
+def _run(
+    config: TrainConfig, ranks: Ranks, source: Source, recording: Recording, settings: dict[str, Any], out: Path, plan: Plan | None
+) -> RunResult:
     notes = _preflight(config, ranks) if config.preflight else []
     data = open_data(config, source.tokenizer, vocabulary=source.config.vocab_size, world=ranks.world, report=notes.append)
     found = checkpoint.resolve(config.resume, out / "checkpoints") if config.resume else None
@@ -85,7 +91,12 @@ def _run(config: TrainConfig, ranks: Ranks, source: Source, recording: Recording
             checkpoint.load(found, program.model, optimizer)
         for line in describe(program, data, config, time.perf_counter() - started, cached):
             metrics.say(line)
-        with Monitor(program.model, run_dir=out / "run", quiet=True, settings={"trainer": config.to_dict(), "torch": settings}):
+        noted = {"trainer": config.to_dict(), "torch": settings, "unsafe": list(plan.unsafe) if plan else []}
+        with Monitor(program.model, run_dir=out / "run", quiet=True, plan=config.compile_plan, settings=noted):
+            if plan is not None:
+                check_fingerprint(plan, config, attn=source.attn, dtype=program.dtype, world=ranks.world)
+                warm(program, plan)
+                metrics.say(f"warmed {len(plan.lengths)} regimes in {recording.step()['compile_seconds']:.1f} s of compiling")
             return _Trainer(config, program, data, recording, metrics, optimizer, out, ranks).train(state)
 
 

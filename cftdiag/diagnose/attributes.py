@@ -63,7 +63,7 @@ CAUSES = (
         kinds=RECOMPILES,
         remedies=(
             Remedy(
-                summary="Resolve what depends on {attribute} in __init__, or pass the slice for layer {actual} as an argument; do not read it in forward."
+                summary="Resolve what depends on {attribute} in __init__, or pass layer {actual}'s slice as an argument; do not read it in forward."
             ),
             _LIMIT,
             _ISOLATE,

@@ -19,8 +19,8 @@ _REASON = re.compile(r"\(reason: (.+?)\)\s*$")
 def gather(events: Sequence[Event], context: Context, drafts: Drafts) -> None:
     """Draft every graph break, from both passes."""
     broken = [e for e in events if e.kind == "graph_break"]
-    collected = [e for e in broken if not e.detail.get("fullgraph")]
-    refused = [*(e for e in broken if e.detail.get("fullgraph")), *context.fullgraph_breaks]
+    collected = [e for e in broken if not e.detail.get("fullgraph") and not _only_follows(e, broken)]
+    refused = [*(e for e in broken if e.detail.get("fullgraph")), *(e for e in context.fullgraph_breaks if e.kind == "graph_break")]
     consumers = {id(r): c for r in refused if (c := _producer(r, collected, context)) is not None}
     for event in collected:
         same = [r for r in refused if _same_site(event, r)]
@@ -31,6 +31,13 @@ def gather(events: Sequence[Event], context: Context, drafts: Drafts) -> None:
             _draft(event, [event], [], context, drafts)
 
 
+def _only_follows(event: Event, broken: list[Event]) -> bool:
+    """True for what torch says about giving up a frame whose own break it has reported: it has no line, or the line that was resumed at."""
+    if event.stack or len(broken) < 2:
+        return False
+    return event.detail.get("gb_id") in (None, "GB0219") or any(o.stack and o.compile_id == event.compile_id for o in broken)
+
+
 def _draft(event: Event, same: list[Event], feeds: list[Event], context: Context, drafts: Drafts) -> None:
     cause = registry.of_break(event)
     if cause == "tensor.item" and (feeds or any(registry.of_break(r) == "data_dependent_branch" for r in same)):
@@ -39,7 +46,7 @@ def _draft(event: Event, same: list[Event], feeds: list[Event], context: Context
         cause = "tensor.item"
     frame = site(event, cause)
     severity = "error" if context.wrap or same or feeds or not _captured(event, cause, context) else "warning"
-    draft, new = drafts.get("graph_break", cause, severity, frame and (frame.file, frame.line), event.detail.get("gb_id"))
+    draft, new = drafts.get("graph_break", cause, severity, frame and (frame.file, frame.line))
     if new:
         draft.where = frames.of(frame) if frame is not None else frames.place(event)
         draft.gb_id = event.detail.get("gb_id")
@@ -51,14 +58,16 @@ def _draft(event: Event, same: list[Event], feeds: list[Event], context: Context
 
 
 def sharing(event: Event, context: Context) -> list[str]:
-    """The blocks that run the code of an event: all of the kind, but those that ran another number of graphs or were captured whole."""
+    """The blocks that run the code of an event: all of the kind, but those that were captured whole."""
     name = region(event)
     block = context.block(name)
     if block is None:
         return [name] if name else []
     found = []
+    graphs = context.graphs or {}
     for fqn in context.same_kind(name):
-        ran = context.graphs is None or context.graphs.get(fqn) == context.graphs.get(block.fqn)
+        # One graph where the reporting block ran another number: this one was captured whole.
+        ran = graphs.get(fqn) != 1 or graphs.get(block.fqn) == 1
         whole = context.fullgraph.get(fqn) == context.fullgraph.get(block.fqn)
         if fqn == block.fqn or (ran and whole):
             found.append(fqn)

@@ -49,10 +49,12 @@ class Context:
     """Rows by step, the first step first."""
     graphs: Mapping[str, int] | None = None
     """Number of compiled graphs that each block ran."""
+    ran: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
+    """Compile ids of the graphs that each block ran: a block that ran an entry and missed it at another time met a change in time."""
     fullgraph: Mapping[str, bool | None] = dataclasses.field(default_factory=dict)
     """Whether ``fullgraph=True`` captured the block; None or absent when that was not tried."""
     fullgraph_breaks: Sequence[Event] = ()
-    """The graph breaks that the fullgraph pass refused."""
+    """The graph breaks (and errors) of the fullgraph pass."""
     wrap: bool = False
     """The subject compiles itself: no fullgraph pass, every break counts."""
     ac: str = "none"

@@ -89,25 +89,29 @@ CAUSES = (
 
 _METADATA = re.compile(r"(saved|recomputed) metadata: \{(.*?)\}", re.S)
 _DTYPE = re.compile(r"'dtype': ([\w.]+)")
-_SHAPE = re.compile(r"'shape': torch\.Size\(\[([^\]]*)\]\)")
 
 
-def classify(kind: str, message: str) -> str:
-    """The cause of an exception by its class name and text."""
+def classify(kind: str, message: str, *, limit_hit: bool = False, cast: bool = False) -> str:
+    """The cause of an exception by its class name and text.
+
+    ``limit_hit`` and ``cast`` say what happened at the same step: with the limit hit, the recomputation ran eager whatever dtypes it saved;
+    with a recompile by dtype or autocast, another number of saved tensors comes from that.
+    """
     if "CheckpointError" in kind or "torch.utils.checkpoint:" in message:
-        return "ac_dtype_mismatch" if dtypes(message) else "ac_recompute_other_graph"
+        if limit_hit:
+            return "ac_recompute_other_graph"
+        return "ac_dtype_mismatch" if dtypes(message) or cast else "ac_recompute_other_graph"
     if "ConstraintViolation" in kind or "ConstraintViolationError" in message or "Constraints violated" in message:
         return "constraint_violation"
     return "fullgraph_error"
 
 
 def dtypes(message: str) -> tuple[str, str] | None:
-    """(saved, recomputed) dtype of a CheckpointError in which tensors differ by dtype and by nothing else."""
-    found = [(what, _DTYPE.search(text), _SHAPE.search(text)) for what, text in _METADATA.findall(message)]
-    pairs = list(zip(found[::2], found[1::2], strict=False))
-    for (_, saved, shape), (_, again, shape_again) in pairs:
-        if saved and again and saved[1] != again[1]:
-            if shape and shape_again and shape[1] != shape_again[1]:
-                return None
-            return saved[1], again[1]
-    return None
+    """(saved, recomputed) dtypes of a CheckpointError when both passes saved different ones; compiled code may save tensors in another order, so
+    the sets are compared, not the positions."""
+    found: dict[str, set[str]] = {"saved": set(), "recomputed": set()}
+    for what, text in _METADATA.findall(message):
+        found[what].update(_DTYPE.findall(text))
+    if not found["saved"] or found["saved"] == found["recomputed"]:
+        return None
+    return ", ".join(sorted(found["saved"])), ", ".join(sorted(found["recomputed"]))

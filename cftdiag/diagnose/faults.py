@@ -27,7 +27,7 @@ _HAVE_EVENTS = (
 
 def gather(events: Sequence[Event], context: Context, drafts: Drafts) -> None:
     """Draft errors, wrong numerics and performance findings."""
-    for event in events:
+    for event in (*events, *(e for e in context.fullgraph_breaks if e.kind == "error")):
         if event.kind == "error":
             _error(str(event.detail.get("type")), str(event.detail.get("message")), event, context, drafts)
         elif event.kind == "limit_hit":

@@ -125,7 +125,7 @@ class History:
             self._values[key][miss.block].add(repr(miss.guard.actual))
         if miss.block is not None and miss.block == miss.entry_block:
             self._repeated.add(key)
-        ran = miss.event.detail.get("ran") or ()
+        ran = (*(miss.event.detail.get("ran") or ()), *self.context.ran.get(miss.block or "", ()))
         if miss.entry in ran:
             self._repeated.add(key)
 

@@ -107,7 +107,7 @@ def facts(miss: Miss, cause: str, context: Context) -> dict[str, Any]:
     guard = miss.guard
     expected = guard.expected if guard.knows("expected") else None
     actual: Any = guard.actual if guard.knows("actual") else None
-    if cause in _SHAPES:
+    if cause in _SHAPES and cause != "stride":
         expected, actual = shapes.entry_size(miss), shapes.actual_size(miss)
         expected = guard.expected if expected is None and guard.knows("expected") else expected
         actual = guard.actual if actual is None and guard.knows("actual") else actual

@@ -141,7 +141,8 @@ def test_severity_follows_the_fullgraph_pass() -> None:
 def test_break_behind_the_one_that_stopped_fullgraph_is_judged_by_its_cause() -> None:
     first = broken("GB0059", "Failed to trace builtin operator", "print(x)", 12, context="builtin print [] True")
     second = broken("GB0124", ITEM, "n = x.max().item()", 14)
-    found = diagnose([first, second], Context(blocks=BLOCKS, fullgraph=dict.fromkeys((b.fqn for b in BLOCKS), False), fullgraph_breaks=(refused(first),)))
+    context = Context(blocks=BLOCKS, fullgraph=dict.fromkeys((b.fqn for b in BLOCKS), False), fullgraph_breaks=(refused(first),))
+    found = diagnose([first, second], context)
     assert {(f.cause, f.severity) for f in found} == {("print_call", "error"), ("tensor.item", "warning")}
 
 

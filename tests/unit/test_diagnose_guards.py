@@ -31,7 +31,7 @@ CASES = [
     ("tensor 'x' dtype mismatch. expected Float, actual BFloat16", {"prop": "dtype", "expected": "Float", "actual": "BFloat16"}),
     ("tensor 'x' rank mismatch. expected 2, actual 1", {"prop": "rank", "expected": 2, "actual": 1}),
     (
-        "tensor 's._modules['p']._parameters['weight']' requires_grad mismatch. expected requires_grad=1. Guard failed on a parameter, consider using x.",
+        "tensor 's._modules['p']._parameters['weight']' requires_grad mismatch. expected requires_grad=1. Guard failed on a parameter, see x.",
         {"prop": "requires_grad", "source": "s._modules['p']._parameters['weight']", "expected": True, "actual": False},
     ),
     ("expected type of 'm' to be a tensor type, ' but found <class 'NoneType'>", {"prop": "tensor_type", "source": "m", "value_type": "NoneType"}),

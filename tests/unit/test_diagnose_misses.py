@@ -147,6 +147,9 @@ def test_a_block_that_had_run_the_entry_before_changed_in_time() -> None:
     """Recomputation walks backwards: the first miss of a flipped flag is in another block than the one that compiled the entry."""
     event = missed("s.mp == True", block="layers.1", entry_block="layers.0", step=1, actual="False", detail={"ran": ["0/0"]})
     assert cause(event) == "module_bool_attr"
+    event = missed("s.mp == True", block="layers.1", entry_block="layers.0", step=1, actual="False")
+    assert cause(event, ran={"layers.1": ["0/0", "0/1"]}) == "module_bool_attr"
+    assert cause(event, ran={"layers.1": ["0/1"]}) == "per_layer_attr"
 
 
 def test_two_values_of_one_block_are_a_change_in_time() -> None:

@@ -19,7 +19,6 @@ class Model(nn.Module):
         self.layers = nn.ModuleList(Block() for _ in range(layers))
 
     def forward(self, x, **kwargs):
-        x = x.detach().requires_grad_(torch.is_grad_enabled())  # what a trained embedding gives
         for block in self.layers:
             x = block(x, **kwargs)
         return x
@@ -30,4 +29,4 @@ def wrap(model):
 
 
 def build():
-    return Model(12), [{"x": torch.randn(2, 6, 8)} for _ in range(2)]
+    return Model(12), [{"x": torch.randn(2, 6, 8, requires_grad=True)} for _ in range(2)]

@@ -25,7 +25,7 @@ class Model(nn.Module):
         return x
 
 
-CALLS = []
+CALLS: list[int] = []
 
 
 def step(model, batch):

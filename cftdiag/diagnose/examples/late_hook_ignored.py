@@ -25,7 +25,7 @@ class Model(nn.Module):
         return x
 
 
-SEEN = []
+SEEN: list[torch.Tensor] = []
 
 
 def before_step(model, step):

@@ -1,8 +1,8 @@
-"""Activation checkpointing inside the compiled block bypasses the AOTAutograd cache."""
+"""Noise level drawn with numpy."""
 
+import numpy
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 
 class Block(nn.Module):
@@ -11,10 +11,7 @@ class Block(nn.Module):
         self.linear = nn.Linear(8, 8)
 
     def forward(self, x):
-        return checkpoint(self.inner, x, use_reentrant=False)
-
-    def inner(self, x):
-        return x + self.linear(x).relu()
+        return x + self.linear(x) * float(numpy.random.uniform(0.9, 1.1))
 
 
 class Model(nn.Module):
@@ -23,7 +20,7 @@ class Model(nn.Module):
         self.layers = nn.ModuleList(Block() for _ in range(layers))
 
     def forward(self, x, **kwargs):
-        x = x.detach().requires_grad_(torch.is_grad_enabled())  # what a trained embedding gives
+        x = x.detach().requires_grad_(torch.is_grad_enabled())  # embedding output
         for block in self.layers:
             x = block(x, **kwargs)
         return x
@@ -31,3 +28,12 @@ class Model(nn.Module):
 
 def build():
     return Model(), [{"x": torch.randn(2, 6, 8)} for _ in range(2)]
+
+
+EXPECT = {
+    "kind": "graph_break",
+    "cause": "python_rng_branch",
+    "block": "layers.*",
+    "line": "numpy.random.uniform",
+    "also": [("graph_break", "tensor.item")],
+}

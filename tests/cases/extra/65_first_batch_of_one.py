@@ -1,0 +1,32 @@
+"""Torch default: the first batch happens to have one row."""
+
+import torch
+from torch import nn
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return x + self.linear(x)
+
+
+class Model(nn.Module):
+    def __init__(self, layers=2):
+        super().__init__()
+        self.layers = nn.ModuleList(Block() for _ in range(layers))
+
+    def forward(self, x, **kwargs):
+        x = x.detach().requires_grad_(torch.is_grad_enabled())  # embedding output
+        for block in self.layers:
+            x = block(x, **kwargs)
+        return x
+
+
+def build():
+    return Model(), [{"x": torch.randn(rows, 6, 8)} for rows in (1, 4, 4)]
+
+
+EXPECT = {"kind": "recompile", "cause": "batch_dim", "block": "layers.0", "guard": "size mismatch at index 0"}

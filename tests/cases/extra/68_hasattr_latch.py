@@ -1,0 +1,34 @@
+"""The first call adds an attribute."""
+
+import torch
+from torch import nn
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x):
+        if not hasattr(self, "table"):
+            self.table = 0.5
+        return x + self.linear(x) * self.table
+
+
+class Model(nn.Module):
+    def __init__(self, layers=2):
+        super().__init__()
+        self.layers = nn.ModuleList(Block() for _ in range(layers))
+
+    def forward(self, x, **kwargs):
+        x = x.detach().requires_grad_(torch.is_grad_enabled())  # embedding output
+        for block in self.layers:
+            x = block(x, **kwargs)
+        return x
+
+
+def build():
+    return Model(), [{"x": torch.randn(2, 6, 8)} for _ in range(3)]
+
+
+EXPECT = {"kind": "recompile", "cause": "first_call_latch", "block": "layers.0", "guard": "hasattr"}

@@ -1,0 +1,34 @@
+"""Stochastic depth drawn with torch still branches in Python."""
+
+import torch
+from torch import nn
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x):
+        if torch.rand(()) < 0.2:
+            return x
+        return x + self.linear(x)
+
+
+class Model(nn.Module):
+    def __init__(self, layers=2):
+        super().__init__()
+        self.layers = nn.ModuleList(Block() for _ in range(layers))
+
+    def forward(self, x, **kwargs):
+        x = x.detach().requires_grad_(torch.is_grad_enabled())  # embedding output
+        for block in self.layers:
+            x = block(x, **kwargs)
+        return x
+
+
+def build():
+    return Model(), [{"x": torch.randn(2, 6, 8)} for _ in range(2)]
+
+
+EXPECT = {"kind": "graph_break", "cause": "data_dependent_branch", "block": "layers.*", "line": "if torch.rand(()) < 0.2:"}

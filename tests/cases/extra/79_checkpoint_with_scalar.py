@@ -1,0 +1,42 @@
+"""A scalar read inside a checkpointed part of the block."""
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return checkpoint(self.inner, x, use_reentrant=False)
+
+    def inner(self, x):
+        return x + self.linear(x) / x.abs().max().item()
+
+
+class Model(nn.Module):
+    def __init__(self, layers=2):
+        super().__init__()
+        self.layers = nn.ModuleList(Block() for _ in range(layers))
+
+    def forward(self, x, **kwargs):
+        x = x.detach().requires_grad_(torch.is_grad_enabled())  # embedding output
+        for block in self.layers:
+            x = block(x, **kwargs)
+        return x
+
+
+def build():
+    return Model(), [{"x": torch.randn(2, 6, 8)} for _ in range(2)]
+
+
+EXPECT = {
+    "kind": "graph_break",
+    "cause": "graph_break_in_checkpoint",
+    "block": "layers.*",
+    "line": "return x + self.linear(x) / x.abs().max().item()",
+    "also": [("perf", "graph_runs_eager")],
+}

@@ -1,0 +1,36 @@
+"""The whole model is compiled and each of its layers breaks."""
+
+import torch
+from torch import nn
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x):
+        print(end="")
+        return x + self.linear(x)
+
+
+class Model(nn.Module):
+    def __init__(self, layers=2):
+        super().__init__()
+        self.layers = nn.ModuleList(Block() for _ in range(layers))
+
+    def forward(self, x, **kwargs):
+        for block in self.layers:
+            x = block(x, **kwargs)
+        return x
+
+
+def wrap(model):
+    model.compile(backend="aot_eager")
+
+
+def build():
+    return Model(), [{"x": torch.randn(2, 6, 8, requires_grad=True)} for _ in range(2)]
+
+
+EXPECT = {"kind": "graph_break", "cause": "print_call", "block": "*", "line": 'print(end="")'}

@@ -160,7 +160,8 @@ class Assembler:
             "fail_reason": str(reason)[:2000] if reason else None,
             "ops": metrics.get("graph_op_count"),
             "guards": metrics.get("guard_count"),
-            "graphs": 0 if failed else state.graphs,
+            # Without kept payloads the graphs themselves are not traced: printing them costs more than all else.
+            "graphs": 0 if failed else state.graphs or int(bool(metrics.get("graph_op_count"))),
             "arguments": state.arguments,
             "parameters": state.parameters,
             "symbols": state.symbols,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 import traceback
@@ -14,14 +13,13 @@ from cftdiag.capture.assemble import Assembler
 from cftdiag.capture.blocks import Blocks
 from cftdiag.capture.record import CACHE_ARTIFACTS, GRAPHS, WANTED, Record
 from cftdiag.capture.state import Live
+from cftdiag.capture.tap import Tap, install, remove
 from cftdiag.events import Event, Frame
-
-TRACE_LOGGER = "torch.__trace"
 
 #: Records for which the Python stack is looked at.
 _LOOK = frozenset({"dynamo_start", "compilation_metrics"})
 _LOOK_ARTIFACTS = frozenset({"recompile_reasons", "dynamo_error", "dynamo_graph_break_reason"})
-_ARTIFACTS = _LOOK_ARTIFACTS | CACHE_ARTIFACTS.keys()
+_ARTIFACTS = _LOOK_ARTIFACTS | frozenset(CACHE_ARTIFACTS)
 
 
 class Recorder:
@@ -42,7 +40,12 @@ class Recorder:
         self.blocks = Blocks()
         self._on_event = on_event
         self._assembler = Assembler(rank=rank, keep=self.payloads.__setitem__ if keep_payloads else None)
-        self._handler = _Tap(self, frozenset() if keep_payloads else GRAPHS - {"dynamo_output_graph"})
+        self._tap = Tap(
+            self._feed,
+            lambda error: self._problem("trace record", error),
+            wanted=WANTED if keep_payloads else WANTED - GRAPHS,
+            artifacts=_ARTIFACTS,
+        )
         self._depth = 0
         self._lock = threading.RLock()
         self._running = threading.local()
@@ -78,9 +81,7 @@ class Recorder:
         with self._lock:
             self._depth += 1
             if self._depth == 1:
-                logger = _trace_logger()
-                # First in the list: torch's own handler takes itself off the list during the first record, which makes logging skip the next one.
-                logger.handlers.insert(0, self._handler)
+                install(self._tap)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
@@ -88,7 +89,7 @@ class Recorder:
             self._depth -= 1
             if self._depth:
                 return
-            logging.getLogger(TRACE_LOGGER).removeHandler(self._handler)
+            remove(self._tap)
             for undo in reversed(self._undo):
                 undo()
             self._undo.clear()
@@ -168,33 +169,6 @@ class Recorder:
     def _ran(self, compile_id: str) -> None:
         block = getattr(self._running, "block", None) or self.owner(compile_id) or "?"
         self.graphs.setdefault(block, set()).add(compile_id)
-
-
-class _Tap(logging.Handler):
-    """Hands wanted records to a recorder; drops the rest by their first key, before anything is built."""
-
-    def __init__(self, recorder: Recorder, unwanted: frozenset[str]) -> None:
-        super().__init__(logging.NOTSET)
-        self._recorder = recorder
-        self._wanted = WANTED - unwanted
-
-    def emit(self, record: logging.LogRecord) -> None:
-        try:
-            metadata: dict[str, Any] = record.metadata  # type: ignore[attr-defined]
-            name = next(iter(metadata), "")
-            if name not in self._wanted:
-                return
-            if name == "artifact" and metadata[name].get("name") not in _ARTIFACTS:
-                return
-            self._recorder._feed(metadata, record.payload, record.created)  # type: ignore[attr-defined]
-        except Exception as error:  # noqa: BLE001 - logging runs inside the user's compile: nothing of ours may reach it
-            self._recorder._problem("trace record", error)
-
-
-def _trace_logger() -> logging.Logger:
-    import torch._logging  # noqa: F401  (sets the logger up: level, isEnabledFor)
-
-    return logging.getLogger(TRACE_LOGGER)
 
 
 def _exceptions(event: Event) -> tuple[str, ...]:

@@ -171,7 +171,8 @@ def _probing() -> str | None:
 def _clean() -> str | None:
     import torch
 
-    from cftdiag.capture.recorder import TRACE_LOGGER, Recorder
+    from cftdiag.capture.recorder import Recorder
+    from cftdiag.capture.tap import TRACE_LOGGER
 
     def state() -> tuple[Any, ...]:
         callbacks = torch._dynamo.callback.callback_handler

@@ -389,6 +389,7 @@ def state() -> tuple[Any, ...]:
     from torch._dynamo.callback import callback_handler
 
     return (
+        id(TRACE.handlers),
         list(TRACE.handlers),
         TRACE.level,
         list(callback_handler.start_callbacks),
@@ -540,11 +541,42 @@ def test_the_tap_costs_nothing_per_call() -> None:
     with Recorder(model_of(block)) as rec:
         block(batch())
         calls: list[str] = []
-        rec._feed = lambda *a: calls.append("fed")  # type: ignore[method-assign]
-        rec._handler.emit = lambda record: calls.append("emitted")  # type: ignore[method-assign]
+        rec._tap.emit = lambda record: calls.append("emitted")  # type: ignore[method-assign]
         for _ in range(5):
             block(batch())
     assert calls == []
+
+
+def test_torch_builds_no_record_that_nobody_reads(run_python: Callable[..., Any]) -> None:
+    # In a process of its own: pytest reads torch's trace logger too.
+    run_python(
+        """
+        import logging, torch
+        from cftdiag.capture import Recorder
+        trace = logging.getLogger("torch.__trace")
+        own, built = trace.handlers, []
+
+        def tell(name):
+            torch._logging.trace_structured(name, payload_fn=lambda: built.append(name) or "", expect_trace_id=False)
+
+        with Recorder() as outer:
+            tell("dynamo_start")  # torch's own handler takes itself off
+            assert len(trace.handlers) == 1, trace.handlers
+            with Recorder():
+                tell("chromium_event")
+                tell("compilation_metrics_runtime")
+                assert built == ["dynamo_start"], built
+                other = logging.NullHandler()
+                trace.addHandler(other)
+                tell("chromium_event")
+                assert built == ["dynamo_start", "chromium_event"], built
+        assert trace.handlers is own and own == [other], trace.handlers
+        assert type(own) is list
+        trace.removeHandler(other)
+        tell("dynamo_start")
+        assert len(built) == 2
+        """
+    )
 
 
 def test_graphs_are_kept_by_content_on_request() -> None:

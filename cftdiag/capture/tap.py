@@ -1,0 +1,89 @@
+"""The live tap: a logging handler on torch's structured trace, and a handler list that keeps torch from building what nobody reads.
+
+torch builds every record, payload included, as soon as its trace logger has any handler; that is most of a tap's cost. While taps are the only
+handlers, the list is true only for the records they want, so that torch drops the others before building anything.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+TRACE_LOGGER = "torch.__trace"
+
+_lock = threading.Lock()
+_found: list[logging.Handler] | None = None
+"""The logger's own list, while ours stands in for it."""
+
+
+class Tap(logging.Handler):
+    """Hands wanted records to ``feed(metadata, payload, time)``; drops the rest by their first key.
+
+    ``wanted`` holds record names, ``artifacts`` the names of wanted artifacts; what ``feed`` raises goes to ``failed``.
+    """
+
+    def __init__(
+        self,
+        feed: Callable[[dict[str, Any], str | None, float], None],
+        failed: Callable[[Exception], None],
+        *,
+        wanted: frozenset[str],
+        artifacts: frozenset[str],
+    ) -> None:
+        super().__init__(logging.NOTSET)
+        self.wanted = wanted
+        self._artifacts = artifacts
+        self._feed = feed
+        self._failed = failed
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Called by logging for each record of the trace."""
+        try:
+            metadata: dict[str, Any] = record.metadata  # type: ignore[attr-defined]
+            name = next(iter(metadata), "")
+            if name not in self.wanted or (name == "artifact" and metadata[name].get("name") not in self._artifacts):
+                return
+            self._feed(metadata, record.payload, record.created)  # type: ignore[attr-defined]
+        except Exception as error:  # noqa: BLE001 - logging runs inside the user's compile: nothing of ours may reach it
+            self._failed(error)
+
+
+class _Handlers(list[logging.Handler]):
+    """The trace logger's handlers; its truth, which torch asks before it builds a record, depends on the record."""
+
+    def __bool__(self) -> bool:
+        if not all(isinstance(handler, Tap) for handler in self):
+            return True
+        caller = sys._getframe(1)
+        if caller.f_code.co_name != "trace_structured":
+            return len(self) > 0
+        name = caller.f_locals.get("name")
+        return any(not isinstance(name, str) or name in tap.wanted for tap in self if isinstance(tap, Tap))
+
+
+def install(tap: Tap) -> None:
+    """Add a tap to torch's trace logger."""
+    import torch._logging  # noqa: F401  (sets the logger up: level, isEnabledFor)
+
+    global _found
+    logger = logging.getLogger(TRACE_LOGGER)
+    with _lock:
+        if not isinstance(logger.handlers, _Handlers):
+            _found = logger.handlers
+            logger.handlers = _Handlers(_found)
+        # First in the list: torch's own handler takes itself off the list during the first record, which makes logging skip the next one.
+        logger.handlers.insert(0, tap)
+
+
+def remove(tap: Tap) -> None:
+    """Take a tap off again; with the last one the logger gets its own list back, with what others added or removed meanwhile."""
+    global _found
+    logger = logging.getLogger(TRACE_LOGGER)
+    logger.removeHandler(tap)
+    with _lock:
+        if _found is not None and not any(isinstance(handler, Tap) for handler in logger.handlers):
+            _found[:] = logger.handlers
+            logger.handlers, _found = _found, None

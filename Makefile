@@ -44,8 +44,8 @@ format: $(STAMP)  ## format the code
 bench: $(STAMP)  ## the check against torch._dynamo.explain: seconds and memory, in one run
 	$(BIN)/python -m tests.bench.check_vs_explain $(BENCH_ARGS)
 
-catalogue: $(STAMP)  ## build every model of the catalogue on the meta device and compare its parameter count
-	$(BIN)/python -m pytest tests/integration/test_catalogue_params.py $(PYTEST_ARGS)
+catalogue: $(STAMP)  ## check every model of the catalogue under three attentions; writes docs/viability.md, goes on where it stopped
+	$(BIN)/python -m cftdiag.check.viability $(CATALOGUE_ARGS)
 
 doctor: $(STAMP)  ## what works on this machine
 	$(BIN)/cftdiag doctor

@@ -9,6 +9,7 @@ from typing import Any
 from cftdiag.diagnose import calls, frames, registry, scalars
 from cftdiag.diagnose.context import Context
 from cftdiag.diagnose.draft import Draft, Drafts, region
+from cftdiag.diagnose.miss import frame_name
 from cftdiag.events import Event, Frame
 
 #: Breaks that make a Python number or list of a tensor: whether a branch follows is seen further down.
@@ -32,8 +33,12 @@ def gather(events: Sequence[Event], context: Context, drafts: Drafts) -> None:
 
 
 def _only_follows(event: Event, broken: list[Event]) -> bool:
-    """True for what torch says about giving up a frame whose own break it has reported: it has no line, or the line that was resumed at."""
-    if event.stack or len(broken) < 2:
+    """True for what torch says about giving up a frame whose own break it has reported: it has no line, or a line that broke already."""
+    if event.stack:
+        # A second, nameless break of the resumed line (a context manager that cannot be entered after its call broke the graph).
+        resumed = event.detail.get("resumed") and registry.of_break(event) == "generic_break"
+        return bool(resumed) and any(o is not event and not o.detail.get("resumed") and _same_site(o, event) for o in broken)
+    if len(broken) < 2:
         return False
     return event.detail.get("gb_id") in (None, "GB0219") or any(o.stack and o.compile_id == event.compile_id for o in broken)
 
@@ -153,11 +158,18 @@ def _evidence(event: Event) -> list[str]:
     gb = f"{detail['gb_id']}: " if detail.get("gb_id") else ""
     said = str(detail.get("reason") or detail.get("gb_type") or "").strip().splitlines()
     lines = [f"torch: {gb}{said[0] if said else ''}"]
-    stack = [f for f in event.stack if frames.rank(f) < 2]
-    lines += [frames.show(f) for f in reversed(stack[-3:])]
+    lines += [frames.show(f) for f in reversed(_inside(event)[-3:])]
     lines += re.findall(r"Caused by: .*", scalars.text(event))[:1]
     lines += [f"hint: {hint}" for hint in list(detail.get("hints") or ())[:1]]
     return lines
+
+
+def _inside(event: Event) -> list[Frame]:
+    """The user's and the model's frames from the compiled function inwards; the last two where that function is not on the stack."""
+    stack = [f for f in event.stack if frames.rank(f) < 2]
+    name = frame_name(event.code.qualname) if event.code else None
+    starts = [i for i, f in enumerate(stack) if event.code and f.file == event.code.file and _function(f) == name]
+    return stack[starts[-1] :] if starts else stack[-2:]
 
 
 def add_consequences(drafts: Drafts, lost: Sequence[tuple[Event, str]]) -> list[Draft]:

@@ -73,7 +73,7 @@ def _error(kind: str, message: str, event: Event | None, context: Context, draft
     }
     if cause.startswith("ac_"):
         draft.guard = next((d.guard for d in limits + sorted(drafts.of("recompile"), key=lambda d: -d.count)), None)
-    draft.note(f"{kind}: {first[:300]}", *(line.strip() for line in message.splitlines()[1:8] if line.strip()))
+    draft.note(f"{kind}: {first[:300]}", *(line.strip() for line in message.splitlines()[1:8] if len(line.strip()) > 1))
     draft.note(*(f"grew from {d.kind} {d.cause}: {d.guard}" for d in limits))
 
 

@@ -50,8 +50,8 @@ def place(event: Event) -> Where:
 
 
 def of(frame: Frame) -> Where:
-    """A frame as the place of a finding."""
-    return Where(file=frame.file, line=frame.line, function=frame.function, code=frame.code)
+    """A frame as the place of a finding; torch's comment behind a source line is cut off."""
+    return Where(file=frame.file, line=frame.line, function=frame.function, code=frame.code and frame.code.split("  # ")[0])
 
 
 def show(frame: Frame) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 from cftdiag.diagnose import breaks, frames, guards, registry, shapes, state
 from cftdiag.diagnose.context import Context
 from cftdiag.diagnose.draft import Draft, Drafts, region
-from cftdiag.diagnose.miss import RESUME, History, Miss
+from cftdiag.diagnose.miss import History, Miss
 from cftdiag.events import Event
 from cftdiag.findings import Where
 
@@ -57,6 +57,9 @@ def _recompile(miss: Miss, cause: str, context: Context, drafts: Drafts) -> None
     _fill(draft, miss, cause, context, new)
     name = region(miss.event)
     draft.seen(miss.event, [name] if name else [])
+    values = miss.history.values(miss)
+    if new and cause not in _SHAPES and len(values) > 2:
+        draft.notes.append(f"Values met: {', '.join(values[:6])}{', ...' if len(values) > 6 else ''}.")
     if context.ac != "none" or miss.event.detail.get("under_checkpoint"):
         draft.facts["entries"] = max(draft.facts.get("entries", 0), int(miss.event.detail.get("entries") or len(miss.event.reasons)) + 1)
 
@@ -72,12 +75,12 @@ def _limit(miss: Miss, cause: str, context: Context, drafts: Drafts) -> None:
     never = [fqn for fqn in kind if context.graphs is not None and not context.graphs.get(fqn)]
     draft.seen(miss.event, never or kind)
     limit = miss.event.detail.get("limit") or len(miss.event.reasons) or context.limit
-    if kind:
-        when = "" if never else " whenever none of the cached variants fits"
-        which = miss.event.detail.get("limit_kind") or "recompile_limit"
-        draft.notes.append(f"{which} ({limit}) was hit: {len(never or kind)} of {len(kind)} blocks now run eager{when}.")
+    which = f"{miss.event.detail.get('limit_kind') or 'recompile_limit'} ({limit})"
     if miss.event.detail.get("raised"):
-        draft.notes.append("With fullgraph=True that is an error.")
+        draft.notes.append(f"{which} was hit, which is an error with fullgraph=True.")
+    elif kind:
+        when = "" if never else " whenever none of the cached variants fits"
+        draft.notes.append(f"{which} was hit: {len(never or kind)} of {len(kind)} blocks now run eager{when}.")
 
 
 def _fill(draft: Draft, miss: Miss, cause: str, context: Context, new: bool) -> None:
@@ -105,12 +108,12 @@ def _where(miss: Miss) -> Where:
 def facts(miss: Miss, cause: str, context: Context) -> dict[str, Any]:
     """What the texts of a cause may name: the user's own argument, attribute, values and numbers."""
     guard = miss.guard
-    expected = guard.expected if guard.knows("expected") else None
-    actual: Any = guard.actual if guard.knows("actual") else None
+    expected: Any = guard.expected
+    actual: Any = guard.actual
     if cause in _SHAPES and cause != "stride":
         expected, actual = shapes.entry_size(miss), shapes.actual_size(miss)
-        expected = guard.expected if expected is None and guard.knows("expected") else expected
-        actual = guard.actual if actual is None and guard.knows("actual") else actual
+        expected = guard.expected if expected is None else expected
+        actual = guard.actual if actual is None else actual
     name = guards.pretty(guard.source)
     limit = int(miss.event.detail.get("limit") or context.limit)
     kind = context.same_kind(miss.block)
@@ -131,20 +134,23 @@ def facts(miss: Miss, cause: str, context: Context) -> dict[str, Any]:
     if cause in ("none_vs_tensor", "first_call_latch"):
         found["expected"] = found["expected"] or ("None" if guard.prop == "none" else "missing" if guard.prop == "attribute" else "a tensor")
         found["actual"] = "None" if guard.value_type == "NoneType" else "given"
-    if cause == "grad_mode":
-        # The flag was flipped since the entry was compiled; which way is told by whether the new call needs gradients.
-        found["expected"], found["actual"] = "in one mode", "in the other"
-    if cause == "global_state":
+    elif cause == "grad_mode":
+        now = guard.actual if isinstance(guard.actual, bool) else None
+        words = ("in one mode", "in the other") if now is None else ("off", "on") if now else ("on", "off")
+        found["expected"], found["actual"] = words
+    elif cause == "global_state":
         found["state"] = state.changed(guard.text)
+    elif cause == "tensor_type" and guard.value_type:
+        found["actual"] = guard.value_type
+    elif cause == "closure_identity":
+        found["argument"] = guard.root or None
+        if guard.prop == "length":
+            found["expected"], found["actual"] = f"{found['expected']} long", f"{found['actual']} long"
     return found
 
 
 def _show(value: Any) -> str | int | None:
-    if value is None or value is guards.MISSING:
+    """A value for a text; None when it is unknown."""
+    if value is guards.MISSING:
         return None
-    return value if isinstance(value, int) and not isinstance(value, bool) else str(value) if not isinstance(value, str) else value
-
-
-def is_resumed(event: Event) -> bool:
-    """True for an event of the part of a function behind a graph break."""
-    return event.code is not None and RESUME in event.code.qualname
+    return value if isinstance(value, int) and not isinstance(value, bool) else str(value)

@@ -34,6 +34,22 @@ def test_example_yields_its_cause(key: str) -> None:
     assert all("{" not in f["explanation"] and "<" not in f["explanation"].replace("<root>", "") for f in found)
 
 
+@pytest.mark.parametrize("key", sorted(BY_BEHAVIOUR))
+def test_example_yields_its_cause_in_the_check(key: str) -> None:
+    report = diagnose_case.in_child(lambda: check(EXAMPLES / f"{key}.py"))
+    assert key in {f["cause"] for f in report["findings"]}
+
+
+def check(path: Path) -> dict[str, Any]:
+    import cftdiag
+    from cftdiag.check import Subject
+
+    case = diagnose_case.load(path)
+    model, batches = case.build()
+    own = {name: getattr(case, name, None) for name in ("step", "before_step", "wrap", "check")}
+    return cftdiag.check(Subject(model=model, batches=batches, **own), verify=False).to_dict()
+
+
 @pytest.mark.parametrize("path", EXTRA, ids=lambda p: p.stem)
 def test_unseen_case(path: Path) -> None:
     expected = diagnose_case.load(path).EXPECT

@@ -197,6 +197,14 @@ def test_recompile_of_a_resumed_function_is_evidence_of_the_break() -> None:
     assert any("___stack0 == 7" in line for line in found.evidence)
 
 
+def test_second_break_of_a_resumed_line_is_not_a_finding_of_its_own() -> None:
+    first = broken("GB0208", "torch.* op returned non-Tensor", "with fork_rng():", context="target: <function fork_rng at 0x7f>")
+    second = broken("GB0142", "Unsupported context manager", "with fork_rng():", resumed=True)
+    elsewhere = broken("GB0142", "Unsupported context manager", "with other():", 30, resumed=True)
+    assert [f.cause for f in diagnose([first, second], Context(blocks=BLOCKS))] == ["rng_seed_call"]
+    assert {f.cause for f in diagnose([first, elsewhere], Context(blocks=BLOCKS))} == {"rng_seed_call", "generic_break"}
+
+
 def raised(kind: str, message: str, **kwargs: Any) -> Event:
     return Event(kind="error", time=2.0, step=3, block=kwargs.pop("block", None), detail={"type": kind, "message": message, **kwargs})
 

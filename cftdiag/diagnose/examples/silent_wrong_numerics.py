@@ -1,24 +1,13 @@
-"""A custom operator registers a backward that is wrong by a factor."""
+"""A fast path for compiled code forgets the scale: nothing raises, the loss is wrong."""
 
 import torch
 from torch import nn
 
 
-@torch.library.custom_op("cftdiag_example::triple", mutates_args=())
-def triple(x: torch.Tensor) -> torch.Tensor:
-    return x * 3.0
-
-
-@triple.register_fake
-def _(x):
-    return torch.empty_like(x)
-
-
-def backward(ctx, grad):
-    return grad * (2.0 if torch.compiler.is_compiling() else 3.0)
-
-
-triple.register_autograd(backward)
+def attention(x):
+    if torch.compiler.is_compiling():
+        return (x @ x.transpose(1, 2)).softmax(-1) @ x
+    return (x @ x.transpose(1, 2) / x.shape[-1] ** 0.5).softmax(-1) @ x
 
 
 class Block(nn.Module):
@@ -27,7 +16,7 @@ class Block(nn.Module):
         self.linear = nn.Linear(8, 8)
 
     def forward(self, x):
-        return x + triple(self.linear(x))
+        return x + attention(self.linear(x))
 
 
 class Model(nn.Module):

@@ -36,5 +36,5 @@ EXPECT = {
     "cause": "rng_seed_call",
     "block": "layers.*",
     "line": "with torch.random.fork_rng():",
-    "also": [("graph_break", "generic_break"), ("perf", "graph_runs_eager")],
+    "also": [("perf", "graph_runs_eager")],
 }

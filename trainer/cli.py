@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import os
 import sys
+import time
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -17,15 +18,19 @@ class _Parser(argparse.ArgumentParser):
         _fail(message)
 
 
-def parse(arguments: Sequence[str]) -> TrainConfig:
-    """Flags win over the YAML file of ``--config``. Raises ``ValueError``; exits for ``--help`` and for malformed flags."""
+def parse(arguments: Sequence[str]) -> tuple[TrainConfig, bool]:
+    """The configuration (flags win over the YAML file of ``--config``), and whether mistakes are shown with their traceback.
+
+    Raises ``ValueError``; exits for ``--help`` and for malformed flags.
+    """
     parser = _Parser(prog="python -m trainer", description="Fine-tune a causal language model; run by torchrun, on one rank without it.")
     parser.add_argument("--config", metavar="FILE", help="YAML with the names of these flags")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of a mistake")
     for field in dataclasses.fields(TrainConfig):
         _add(parser, field)
     given = vars(parser.parse_args(arguments))
-    path = given.pop("config", None)
-    return TrainConfig.from_mapping({**(read_yaml(path) if path else {}), **given})
+    path, debug = given.pop("config", None), given.pop("debug")
+    return TrainConfig.from_mapping({**(read_yaml(path) if path else {}), **given}), debug
 
 
 def _add(parser: argparse.ArgumentParser, field: dataclasses.Field[Any]) -> None:
@@ -48,18 +53,24 @@ def _add(parser: argparse.ArgumentParser, field: dataclasses.Field[Any]) -> None
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run; the exit code is 0, or 2 for a user's mistake."""
+    debug = False
     try:
-        config = parse(sys.argv[1:] if arguments is None else arguments)
+        config, debug = parse(sys.argv[1:] if arguments is None else arguments)
         from trainer.loop import run
 
         run(config)
     except (ValueError, FloatingPointError) as error:
+        if debug:
+            raise
         _fail(str(error))
     return 0
 
 
 def _fail(message: str) -> NoReturn:
-    # Every rank makes the same mistake; one says so.
-    if os.environ.get("RANK", "0") == "0":
-        print(f"error: {message}", file=sys.stderr, flush=True)
+    rank = os.environ.get("RANK", "0")
+    if rank != "0":
+        # As a rule every rank meets the same mistake, and torchrun ends the others once rank 0 has said so. What only this rank met is said too.
+        time.sleep(5)
+        message = f"rank {rank}: {message}"
+    print(f"error: {message}", file=sys.stderr, flush=True)
     sys.exit(2)

@@ -22,6 +22,8 @@ def export(model: nn.Module, source: Source, targets: tuple[Target, ...], direct
 
     OSFT factors are multiplied out and adapters merged in float32 or wider, then cast to ``dtype``.
     """
+    from transformers.utils import logging
+
     tensors = {}
     for name, value in plain_tensors(model, targets):
         if dist.get_rank() == 0:
@@ -34,6 +36,7 @@ def export(model: nn.Module, source: Source, targets: tuple[Target, ...], direct
         assert not missing and not problems.unexpected_keys, (missing, problems.unexpected_keys)
         plain.tie_weights()
         plain.config.dtype = dtype
+        logging.disable_progress_bar()
         plain.save_pretrained(directory)
         if source.tokenizer is not None:
             source.tokenizer.save_pretrained(directory)

@@ -22,12 +22,17 @@ def torchrun(*arguments: str, timeout: float = 900) -> subprocess.CompletedProce
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two blocks, 64 wide, beside a tied twin, with data."""
+    from transformers import AutoConfig
+
     from trainer import demo
 
     directory = tmp_path_factory.mktemp("model")
     for name, tie in (("tiny", False), ("tiny_tied", True)):
         demo.config(num_hidden_layers=2, tie_word_embeddings=tie).save_pretrained(directory / name)
         demo.tokenizer().save_pretrained(directory / name)
+    gpt2 = AutoConfig.for_model("gpt2", n_embd=32, n_layer=2, n_head=2, n_positions=512, vocab_size=272, bos_token_id=0, eos_token_id=3)
+    gpt2.save_pretrained(directory / "tiny_gpt2")
+    demo.tokenizer().save_pretrained(directory / "tiny_gpt2")
     demo.write_data(directory / "data.jsonl", count=60)
     return directory
 
@@ -69,7 +74,7 @@ def test_tied_embeddings_stay_tied(two: dict[str, Any]) -> None:
     assert two["tied"]
 
 
-@pytest.mark.parametrize("name", ["export_osft", "export_full", "export_lora"])
+@pytest.mark.parametrize("name", ["export_osft", "export_full", "export_lora", "export_gpt2"])
 def test_the_exported_model_gives_the_trained_loss_on_single_documents(two: dict[str, Any], name: str) -> None:
     assert two[name]["exported"] == pytest.approx(two[name]["sharded"], rel=1e-8)
     assert two[name]["names_equal"] == (name == "export_full"), "state-dict names of full fine-tuning are the plain model's, also under ac"
@@ -89,6 +94,13 @@ def test_loss_and_norm_do_not_depend_on_ranks_accumulation_or_replicas(two: dict
     assert [len(r["lengths"]) for r in two["accumulated"]] > [len(r["lengths"]) for r in two["full"]] == [1, 1, 1]
     for name in ("full", "accumulated", "hsdp"):
         _close(two[name], one, "loss", "grad_norm", "grad_norm_raw", "tokens", "loss_tokens")
+
+
+def test_bfloat16_trains_near_float64(two: dict[str, Any]) -> None:
+    for name, key in (("mixed", "full"), ("bf16", "osft")):
+        assert [r["loss"] for r in two[name]] == pytest.approx([r["loss"] for r in two[key]][:3], rel=2e-2)
+    # Factors rounded to bfloat16 are orthogonal to about its 2^-8.
+    assert all(r["leak"] < 2**-7 for r in two["bf16"])
 
 
 def test_compiled_osft_trains_as_eager_does(two: dict[str, Any]) -> None:
@@ -116,9 +128,11 @@ def test_resuming_goes_on_where_the_checkpoint_was(two: dict[str, Any]) -> None:
     _close(resumed[:2], before[8:], "loss", "grad_norm_raw", "total_tokens")
 
 
-def test_the_run_directory_is_the_monitors(two: dict[str, Any]) -> None:
+def test_the_run_directory_is_the_monitors_and_names_the_settings(two: dict[str, Any]) -> None:
     run = two["out"] / "osft_compiled" / "run"
-    assert json.loads((run / "run.json").read_text())["schema"] == "cftdiag.run/1"
+    text = (run / "run.json").read_text()
+    assert json.loads(text)["schema"] == "cftdiag.run/1"
+    assert "skip_fwd_side_effects_in_bwd_under_checkpoint" not in text, "the resumed run is eager and sets nothing"
     assert {p.name for p in (run / "events").iterdir()} == {"rank00000.jsonl", "rank00001.jsonl"}
 
 

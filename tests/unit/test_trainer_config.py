@@ -14,7 +14,7 @@ from trainer.config import TrainConfig
 def test_flags_win_over_the_file(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.write_text("model-name-or-path: m\nlearning_rate: 1.0e-4\nosft: true\nlength-buckets: [64, 4096]\n")
-    config = parse(["--config", str(path), "--learning-rate", "2e-4", "--osft-target-patterns", "q_proj,k_proj"])
+    config = parse(["--config", str(path), "--learning-rate", "2e-4", "--osft-target-patterns", "q_proj,k_proj"])[0]
     assert (config.model_name_or_path, config.learning_rate, config.method) == ("m", 2e-4, "osft")
     assert config.length_buckets == (64, 4096) and config.osft_target_patterns == ("q_proj", "k_proj")
 

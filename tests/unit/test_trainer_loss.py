@@ -105,3 +105,18 @@ def test_a_model_that_does_more_to_its_logits_is_refused() -> None:
     model.forward = forward.__get__(model)
     with pytest.raises(ValueError, match="does more to its logits"):
         verify_head(model)
+
+
+def test_the_routers_loss_survives_the_division_by_tokens() -> None:
+    from trainer.compile import Compiler
+    from trainer.forward import install_loss_forward
+
+    model = _tiny("mixtral", num_local_experts=4, num_experts_per_tok=2, output_router_logits=True, router_aux_loss_coef=0.5, pad_token_id=0)
+    ids = torch.randint(0, 48, (1, 12))
+    labels = torch.cat([ids[:, 1:], torch.tensor([[IGNORE]])], dim=1)
+    with torch.no_grad():
+        plain = model(ids)
+        expected = F.cross_entropy(plain.logits[0], labels[0], ignore_index=IGNORE) + 0.5 * plain.aux_loss
+        install_loss_forward(model, Compiler("none", lambda *_: None), chunks=2)
+        total = model(input_ids=ids, labels=labels, position_ids=torch.arange(12)[None])
+    assert total.item() / 11 == pytest.approx(expected.item(), rel=1e-5)

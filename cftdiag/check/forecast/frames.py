@@ -58,7 +58,7 @@ def describe(call: Call) -> Described:
         if type(value) is torch.Tensor and value.device.type == "cpu" and value.layout is torch.strided:
             first = seen.setdefault(id(value), source)
             marks = tuple((name, frozenset(getattr(value, name))) for name in _MARKS if hasattr(value, name))
-            structure.append((source, ("tensor", value.dtype, value.requires_grad, value.dim(), first, marks)))
+            structure.append((source, ("tensor", value.dtype, value.requires_grad, value.dim(), first, marks, _base(value) is not None)))
             for i, (size, stride) in enumerate(zip(value.size(), value.stride(), strict=True)):
                 numbers[f"{source}.size()[{i}]"] = int(size)
                 numbers[f"{source}.stride()[{i}]"] = int(stride)
@@ -89,6 +89,14 @@ def _leaves(source: str, value: Any) -> Iterator[tuple[str, Any]]:
             yield from _leaves(f"{source}[{key!r}]", item)
     else:
         yield source, value
+        base = _base(value)
+        if base is not None:
+            yield f"{source}._base", base
+
+
+def _base(value: Any) -> torch.Tensor | None:
+    """The tensor that a plain view looks into: guards look at its sizes as well."""
+    return value._base if type(value) is torch.Tensor and value._is_view() and type(value._base) is torch.Tensor else None
 
 
 # ---- global state, which guards look at too ----
@@ -134,31 +142,45 @@ class Frame:
             if any(value is not values[0] and not _same(value, values[0]) for value in values):
                 raise Unexplained(f"{source} is another {type(values[0]).__name__} in each call")
         self._tensors: dict[str, torch.Tensor] = {}
+        self._views: list[str] = []
         self._moving = sorted({_owner(source) for source, f in self.formulas.items() if f.constant is None and _owner(source) != source})
         self._ints = [source for source, f in self.formulas.items() if _owner(source) == source and f.constant is None]
         batch, length, _ = samples[-1]
         self._kinds = dict(self.example.structure)
         for source, kind in self.example.structure:
-            if isinstance(kind, tuple) and kind[0] == "tensor" and kind[4] == source:
+            if isinstance(kind, tuple) and kind[0] == "tensor" and kind[4] == source and not kind[6]:
                 self._tensors[source] = _tensor(kind)
                 self._move(source, batch, length)
+        self._views = [s for s, kind in self.example.structure if isinstance(kind, tuple) and kind[0] == "tensor" and kind[4] == s and kind[6]]
+        self._look(batch, length)
         self._locals = self._build(batch, length)
 
     def at(self, batch: int, length: int) -> dict[str, Any]:
         """The locals at a shape; valid until the next call of ``at``."""
         for source in self._moving:
-            if source in self._tensors:
+            if source in self._tensors and source not in self._views:
                 self._move(source, batch, length)
-        if self._ints:
+        self._look(batch, length)
+        if self._ints or self._views:
             self._locals = self._build(batch, length)
         return self._locals
 
-    def _move(self, source: str, batch: int, length: int) -> None:
-        tensor = self._tensors[source]
+    def _geometry(self, source: str, batch: int, length: int) -> tuple[list[int], list[int], int]:
         rank = self._kinds[source][3]
         size, stride = ([self.formulas[f"{source}.{what}()[{i}]"].at(batch, length) for i in range(rank)] for what in ("size", "stride"))
+        return size, stride, self.formulas[f"{source}.storage_offset()"].at(batch, length)
+
+    def _move(self, source: str, batch: int, length: int) -> None:
+        size, stride, offset = self._geometry(source, batch, length)
         with torch.no_grad():
-            tensor.set_(_space(), self.formulas[f"{source}.storage_offset()"].at(batch, length), size, stride)  # type: ignore[call-overload]
+            self._tensors[source].set_(_space(), offset, size, stride)  # type: ignore[call-overload]
+
+    def _look(self, batch: int, length: int) -> None:
+        for source in self._views:
+            base = self._tensors[self._kinds[f"{source}._base"][4]]
+            size, stride, offset = self._geometry(source, batch, length)
+            with torch.set_grad_enabled(self._kinds[source][2]):
+                self._tensors[source] = _mark(base.as_strided(size, stride, offset), self._kinds[source][5])
 
     def _build(self, batch: int, length: int) -> dict[str, Any]:
         def make(source: str) -> Any:
@@ -218,8 +240,10 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def _tensor(kind: tuple[Any, ...]) -> torch.Tensor:
-    _, dtype, requires_grad, _, _, marks = kind
-    tensor = torch.empty(0, dtype=dtype, requires_grad=requires_grad)
+    return _mark(torch.empty(0, dtype=kind[1], requires_grad=kind[2]), kind[5])
+
+
+def _mark(tensor: torch.Tensor, marks: tuple[tuple[str, frozenset[int]], ...]) -> torch.Tensor:
     for name, indices in marks:
         setattr(tensor, name, set(indices))
     return tensor

@@ -32,8 +32,11 @@ class Step:
 
     @property
     def signature(self) -> tuple[Any, ...]:
-        """Equal for steps whose calls differ in sizes alone."""
-        return tuple(call.signature for call in self.calls)
+        """Equal for steps whose calls differ in sizes alone.
+
+        One row or one token is a kind of its own: strides of dimensions of size 1 follow other rules, and torch specialises on them.
+        """
+        return self.batch == 1, self.length == 1, tuple(call.signature for call in self.calls)
 
 
 class Lessons:
@@ -63,7 +66,7 @@ class Lessons:
                 self._eager(batch, length, variant)
             for single in {b == 1 for b in batches}:
                 batch = next(b for b in batches if (b == 1) is single)
-                self._bisect(batch, sorted({s.length for s in own if (s.batch_size == 1) is single}), variant)
+                self._bisect(batch, sorted({s.length for s in own if (s.batch_size == 1) is single and s.length > 1}), variant)
 
     def _eager(self, batch: int, length: int, variant: str) -> Step | None:
         key = batch, length, variant
@@ -103,7 +106,7 @@ class Lessons:
 
     def _nearest(self, shape: Shape) -> Step:
         steps = [s for s in self._steps.values() if s.variant == shape.variant]
-        alike = [s for s in steps if (s.batch == 1) is (shape.batch_size == 1)] or steps
+        alike = [s for s in steps if (s.batch == 1, s.length == 1) == (shape.batch_size == 1, shape.length == 1)]
         if not alike:
             raise Unexplained(f"no step of {shape.batch_size} x {shape.length} {shape.variant or 'full'} rows could be learnt from")
         return min(alike, key=lambda s: (abs(s.length - shape.length), abs(s.batch - shape.batch_size), s.length))
@@ -151,27 +154,31 @@ class Lessons:
 def _points(batches: Sequence[int], lengths: Sequence[int]) -> Iterator[tuple[int, int]]:
     """Shapes to learn from: the data's extremes and quartiles, every rank of batch, and a few that make a number tell which dimension it follows."""
     main = batches[0]
-    quartiles = [lengths[len(lengths) * i // 4] for i in (1, 2, 3)] if len(lengths) > 4 else list(lengths)
-    chosen = sorted({lengths[0], lengths[-1], *quartiles})
-    short = lengths[0]
+    longer = [n for n in lengths if n > 1] or [2]
+    quartiles = [longer[len(longer) * i // 4] for i in (1, 2, 3)] if len(longer) > 4 else longer
+    chosen = sorted({longer[0], longer[-1], *quartiles})
+    short = chosen[0]
     extra = [n for step in (1, 3, 7, 12) for n in (short - step, short + step) if n >= 2 and n not in chosen]
     chosen += extra[: max(0, 4 - len(chosen))]
-    yield from ((main, n) for n in chosen)
-    if main != 1 or len(batches) > 1:
+    if any(b != 1 for b in batches):
+        several = [b for b in batches if b != 1]
+        yield from ((several[0], n) for n in chosen)
         # one batch size would leave a size of 4 and a batch of 4 rows the same
-        several = [b for b in batches if b != 1] or [2]
-        yield from ((b, short) for b in [*several[:4], max(several) + 1, max(several) + 3])
+        yield from ((b, short) for b in [*several[1:4], max(several) + 1, max(several) + 3])
     if 1 in batches:
         yield from ((1, n) for n in chosen)
+    if lengths[0] == 1:
+        yield from ((b, 1) for b in {main, max(batches), min(batches)})
 
 
 def _domain(steps: Sequence[Step], others: Sequence[Step]) -> Condition:
-    """The least that tells steps of one kind from the others of its variant: by one row or several, and by length."""
-    atoms = []
-    if others and ({s.batch == 1 for s in steps} & {s.batch == 1 for s in others}) == set():
-        atoms.append("Eq(B, 1)" if steps[0].batch == 1 else "(B >= 2)")
-        others = ()
-    lengths, beyond = [s.length for s in steps], [s.length for s in others]
+    """What tells the shapes of one kind from the others of its variant: one row or several, one token or several, and lengths."""
+    batch, length = steps[0].batch == 1, steps[0].length == 1
+    atoms = ["Eq(B, 1)" if batch else "(B >= 2)"]
+    if length:
+        atoms.append("Eq(S, 1)")
+    lengths = [s.length for s in steps]
+    beyond = [s.length for s in others if (s.batch == 1, s.length == 1) == (batch, length)]
     if beyond and max(beyond) > max(lengths):
         atoms.append(f"(S <= {max(lengths)})")
     if beyond and min(beyond) < min(lengths):

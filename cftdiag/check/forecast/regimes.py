@@ -27,8 +27,8 @@ _ANYWHERE = Condition()
 class Kind:
     """Shapes for which the blocks get the same arguments apart from their sizes.
 
-    ``domain`` tells where among the shapes of its variant (a mask that appears beyond the window: ``S >= 4097``). ``sizes`` are the formulas of all
-    dimensions of the blocks' tensor arguments.
+    ``domain`` tells where among the shapes of its variant (several rows: ``B >= 2``; a mask that appears beyond a window: ``S >= 4097``). ``sizes``
+    are the formulas of all dimensions of the blocks' tensor arguments.
     """
 
     id: int
@@ -164,15 +164,12 @@ def _by_condition(
 ) -> Iterable[tuple[Condition, list[Visit]]]:
     """The visits of a cell by the bounds that hold for them: arguments of another kind may follow the shape otherwise."""
     groups: dict[tuple[tuple[str, ...], tuple[str, ...]], tuple[Condition, list[Visit]]] = {}
-    used = {v.kind for v in visits}
-    for kind in sorted(used):
+    for kind in sorted({v.kind for v in visits}):
         condition = Condition()
         for call, graph in cell:
             assert graph is not None
             condition = condition.also(conditions.get((call, graph, kind), Condition()))
-        variant = kinds[kind].variant
-        if any(k.variant == variant and k.id not in used for k in kinds.values()):
-            condition = condition.also(kinds[kind].domain)
+        condition = condition.also(kinds[kind].domain)
         group = groups.setdefault((condition.bounds(), condition.opaque), (condition, []))
         group[1].extend(v for v in visits if v.kind == kind)
     return groups.values()

@@ -148,7 +148,9 @@ class _Sweep:
             if event.kind == "limit_hit":
                 if event.code is not None:
                     self.limited.add((event.code.file, event.code.line))
-                self.out.limit = self.out.limit or {"step": shape.step, "length": shape.length, "batch_size": shape.batch_size, **event.detail}
+                told = {key: event.detail.get(key) for key in ("limit", "limit_kind", "raised")}
+                where = {"step": shape.step, "batch_size": shape.batch_size, "length": shape.length, "block": event.block}
+                self.out.limit = self.out.limit or {**where, **told}
                 if event.detail.get("raised"):
                     self.out.stopped = self.out.stopped or f"the recompile limit was hit at step {shape.step}"
         self.out.events += [(shape, event) for event in events]

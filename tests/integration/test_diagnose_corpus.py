@@ -9,10 +9,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-import diagnose_case
 import pytest
 
 from cftdiag.diagnose import CAUSES
+from tests import diagnose_case
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = Path(diagnose_case.__file__).parents[1] / "cftdiag" / "diagnose" / "examples"

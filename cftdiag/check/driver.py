@@ -355,6 +355,7 @@ class Driver:
             lengths=tuple(s["length"] for s in program["steps"]),
             batch_sizes=tuple(s["batch_size"] for s in program["steps"]),
             graphs=_graphs(result, program["wrap"]),
+            ran=result.get("graphs", {}),
             fullgraph=captured,
             fullgraph_breaks=tuple(e for e in whole.events if e.kind in ("graph_break", "error")) if whole is not None and whole is not main else (),
             wrap=program["wrap"],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 
+from cftdiag.diagnose import guards, regions
 from cftdiag.diagnose.cause import BREAK, cause
 from cftdiag.diagnose.scalars import text
 from cftdiag.events import Event
@@ -107,7 +108,7 @@ def classify(event: Event) -> str:
         return "print_call"
     if gb == "GB7650" or (gb in (*_SKIPPED, "GB0208", "GB0363", "GB0142", "GB0055") and _SEED.search(said)):
         return "rng_seed_call"
-    if gb in ("GB0098", "GB0099"):
+    if regions.disabled(event):
         return "disabled_function"
     if _FOREIGN.search(said) or (gb in _SKIPPED and _is_extension(said)):
         return "ffi_call"
@@ -126,6 +127,8 @@ def _is_extension(said: str) -> bool:
 def callee(event: Event) -> str | None:
     """``time.time`` of a skipped function, ``open`` of a builtin, ``side`` of a disabled function; None where torch does not say."""
     said = str(event.detail.get("context") or "")
+    if found := re.search(r"when calling `([^`]+)`", str(event.detail.get("explanation") or "")):
+        return guards.pretty(re.sub(r"L\[['\"](\w+)['\"]\]", r"\1", found[1]))
     if found := re.search(r"module: (\S+?), qualname: (\S+?),", said):
         return found[2] if found[1].startswith("<") else f"{found[1]}.{found[2]}"
     if found := re.search(r"<(?:bound method|function|built-in function) ([\w.<>]+)", said):

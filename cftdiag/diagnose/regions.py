@@ -74,9 +74,14 @@ def classify(event: Event) -> str | None:
         return "autograd_function"
     if detail.get("gb_id") in ("GB0083", "GB0029"):
         return "module_backward_hook"
-    if detail.get("gb_id") in ("GB0098", "GB0099") and in_hook(event):
+    if disabled(event) and in_hook(event):
         return "disabled_hook"
     return None
+
+
+def disabled(event: Event) -> bool:
+    """True when what broke is wrapped in ``torch.compiler.disable``: a function, a method or a whole module."""
+    return event.detail.get("gb_id") in ("GB0098", "GB0099") or "wrapped with `torch.compiler.disable`" in str(event.detail.get("explanation"))
 
 
 def in_hook(event: Event) -> bool:

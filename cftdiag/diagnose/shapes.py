@@ -161,7 +161,7 @@ def _fixed(miss: Miss) -> str:
     dynamic = miss.dynamic is True or (miss.dynamic is None and later is not None and int(later[1]) > 0)
     if guard.expected in (0, 1) and not isinstance(guard.expected, bool) and dynamic:
         return "size_0_1"
-    if miss.dynamic is True and _equals_another(miss):
+    if miss.dynamic is True and not miss.on_module() and _equals_another(miss):
         return "duck_shape"
     return dimension(miss)
 

@@ -65,6 +65,10 @@ BREAKS = [
     (broken("GB0059", "Failed to trace builtin operator", context="builtin print [] True"), "print_call"),
     (broken("GB0059", "Failed to trace builtin operator", context="builtin open [] False"), "unsupported_call"),
     (broken("GB0098", "Skip calling `torch.compiler.disable()`d function", context="<function side at 0x7fac>"), "disabled_function"),
+    (
+        broken("GB0148", "Unsupported function call (delayed)", explanation="Reason: Optimized `nn.Module` is wrapped with `torch.compiler.disable`"),
+        "disabled_function",
+    ),
     (broken("GB0007", SKIPPED, context="module: torch.random, qualname: manual_seed, skip reason: file matches MOD_SKIPLIST"), "rng_seed_call"),
     (broken("GB0007", SKIPPED, context="module: random, qualname: Random.seed, skip reason: file is under skip directory"), "rng_seed_call"),
     (broken("GB7650", "torch.Generator method", context="torch.Generator.manual_seed"), "rng_seed_call"),

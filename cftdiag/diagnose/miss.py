@@ -64,6 +64,8 @@ class Miss:
             return True
         if self.guard.prop == "type" and not self.guard.path:
             return str(self.guard.expected).rpartition(".")[2] in {b.cls for b in self.context.blocks}
+        if any(re.search(r"\bself\.", f.code or "") for f in self.event.stack):
+            return False  # the module is called self here, so another root is an argument
         return bool(self.guard.path) and not self.guard.path.startswith("[") and not self.resumed
 
     def argument(self) -> bool:

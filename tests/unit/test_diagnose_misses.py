@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -150,6 +151,14 @@ def test_a_block_that_had_run_the_entry_before_changed_in_time() -> None:
     event = missed("s.mp == True", block="layers.1", entry_block="layers.0", step=1, actual="False")
     assert cause(event, ran={"layers.1": ["0/0", "0/1"]}) == "module_bool_attr"
     assert cause(event, ran={"layers.1": ["0/1"]}) == "per_layer_attr"
+
+
+def test_attribute_of_an_argument_is_not_the_modules() -> None:
+    event = missed("state.step == 0", actual="1", detail={"self": "self"})
+    assert cause(event) == "int_arg"
+    assert cause(missed("state.step == 0", actual="1", detail={"self": "state"})) == "module_int_attr"
+    line = Frame(file="/home/me/model.py", line=12, function="forward", code="return self.linear(x) * FACTORS[state.step]")
+    assert cause(dataclasses.replace(missed("state.step == 0", actual="1"), stack=(line,))) == "int_arg"
 
 
 def test_two_values_of_one_block_are_a_change_in_time() -> None:

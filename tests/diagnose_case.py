@@ -6,6 +6,7 @@ behaviour (late hooks, numerics, saved-tensor hooks) is not probed here, but for
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
 import os
@@ -58,10 +59,8 @@ def judge(collected: Mapping[str, Any], refused: Mapping[str, Any]) -> list[dict
 
 
 def in_child(run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """The result of ``run`` in a forked child, so that each pass starts with a virgin Dynamo."""
-    import torch
-
-    torch.set_num_threads(1)
+    """The result of ``run`` in a forked child, so that each pass starts with an empty Dynamo."""
+    imported()
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -83,6 +82,18 @@ def in_child(run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         raise RuntimeError("the pass failed")
     found: dict[str, Any] = json.loads(text)
     return found
+
+
+@functools.cache
+def imported() -> None:
+    """Import what a compile imports, once for all children: a tiny function is compiled and Dynamo forgets it."""
+    import torch
+    import torch._dynamo
+
+    torch.set_num_threads(1)
+    torch.compile(lambda x: x.sin().sum(), backend="aot_eager")(torch.ones(2, requires_grad=True)).backward()
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
 
 
 def run_pass(path: str | Path, *, fullgraph: bool) -> dict[str, Any]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 
+from cftdiag.diagnose import frames
 from cftdiag.diagnose.cause import cause
+from cftdiag.events import Frame
 from cftdiag.findings import Remedy
 
 CAUSES = (
@@ -115,3 +117,14 @@ def dtypes(message: str) -> tuple[str, str] | None:
     if not found["saved"] or found["saved"] == found["recomputed"]:
         return None
     return ", ".join(sorted(found["saved"])), ", ".join(sorted(found["recomputed"]))
+
+
+def told(message: str) -> tuple[str, Frame | None]:
+    """(what a text says in one line, the user's line that it names): of a constraint violation its first item, else the first line."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    first = next((line.removeprefix("- ") for line in lines if line.startswith("- ")), None)
+    found = [
+        Frame(file=m[1], line=int(m[2]), function=m[3], code=m[4].strip())
+        for m in re.finditer(r'File "(.+)", line (\d+), in (\S+)\s*\n(.*)', message)
+    ]
+    return first or (lines[0] if lines else ""), frames.innermost(found)

@@ -59,10 +59,10 @@ def _error(kind: str, message: str, event: Event | None, context: Context, draft
         draft.seen(event, blocks or ([name] if name else []))
     if not new:
         return
-    first = message.strip().splitlines()[0] if message.strip() else ""
+    first, named = errors.told(message)
     saved, again = errors.dtypes(message) or ("", "")
     limit = context.limit
-    draft.where = frames.place(event) if event is not None else Where()
+    draft.where = frames.of(named) if named is not None else frames.place(event) if event is not None else Where()
     draft.facts = {
         "type": kind,
         "message": first[:300],

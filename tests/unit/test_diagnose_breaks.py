@@ -236,6 +236,17 @@ def test_error(kind: str, message: str, expected: str) -> None:
     assert (found.kind, found.cause, found.severity) == ("error", expected, "error")
 
 
+def test_constraint_violation_names_the_line_that_fixes_the_size() -> None:
+    message = (
+        "Constraints violated (L['x'].size()[1])! For more information, run with TORCH_LOGS.\n"
+        "  - You marked L['x'].size()[1] as dynamic but your code specialized it to be a constant (6).\n"
+        'User stack:\n  File "/home/me/model.py", line 13, in forward\n    return x + self.position\n'
+    )
+    found = the(diagnose([raised("ConstraintViolationError", message)], Context(blocks=BLOCKS)))
+    assert (found.where.line, found.where.code) == (13, "return x + self.position")
+    assert "specialized it to be a constant (6)" in found.explanation
+
+
 def test_limit_that_another_thread_does_not_see() -> None:
     guard = Guard(expression="k == 7", source="L['k']", expected="7", actual="8", value_type="int")
     limit = Event(

@@ -1,0 +1,107 @@
+"""`cftdiag kernels` from end to end, on a block that is small enough to lower in seconds."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SUBJECT = """
+import torch
+
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.up = torch.nn.RMSNorm(64), torch.nn.Linear(64, 64)
+    def forward(self, x):
+        return x + torch.nn.functional.silu(self.up(self.norm(x)))
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = torch.nn.Embedding(10, 64)
+        self.layers = torch.nn.ModuleList(Block() for _ in range(3))
+    def forward(self, ids):
+        x = self.embed(ids)
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+def build():
+    return Model(), [{"ids": torch.zeros(2, n, dtype=torch.long)} for n in (40, 3000)]
+"""
+
+
+@pytest.fixture(scope="module")
+def subject(tmp_path_factory):
+    path = tmp_path_factory.mktemp("subject") / "tiny.py"
+    path.write_text(SUBJECT)
+    return f"{path}:build"
+
+
+def kernels(*arguments):
+    code = "import sys; from cftdiag.cli.kernels import kernels; sys.exit(kernels.main(sys.argv[1:], standalone_mode=False))"
+    return subprocess.run([sys.executable, "-c", code, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=600)
+
+
+def test_report_of_an_absent_gpu(subject, tmp_path):
+    done = kernels("--model", subject, "--target", "h200", "--json", "--bytecode", "--out", str(tmp_path / "out"))
+    assert done.returncode == 0, done.stderr
+    data = json.loads(done.stdout)
+    assert (data["schema"], data["target"], data["predicted"], data["device"]["name"]) == ("cftdiag.kernels/1", "h200", True, "NVIDIA H200")
+    (block,) = data["blocks"]
+    assert (block["kind"], block["fqns"]) == ("Block", ["layers.0", "layers.1", "layers.2"])
+    assert [g["direction"] for g in block["graphs"]] == ["forward", "backward"]
+    forward, backward = block["graphs"]
+    names = {k["name"] for k in forward["kernels"]}
+    norm = next(k for k in forward["kernels"] if "rsqrt" in k["name"])
+    assert any(line["code"] and "self.norm(x)" in line["code"] for line in norm["lines"])
+    rows = 2 * 40 * 64 * 4
+    assert (norm["read_bytes"], norm["roofline"]["limited_by"]) == (rows + 64 * 4, "memory")
+    configurations = norm["compiled"]["configurations"]
+    assert norm["compiled"]["arch"] == "sm_90" and configurations
+    assert all(c["usage"]["registers"] > 0 and 0 < c["occupancy"] <= 1 for c in configurations)
+    assert [e["op"] for e in forward["externs"]] and backward["peak_bytes"] > 0
+    written = {p.stem for p in (tmp_path / "out").glob("*forward/*.py")}
+    assert written == names
+    assert (tmp_path / "out" / "kernels.json").exists()
+    (frame,) = data["bytecode"]
+    assert frame["function"].endswith("forward") and frame["by"] in ("depyf", "dis") and frame["text"]
+
+
+def test_report_of_the_cpu_target_says_what_changes_between_regimes(subject):
+    done = kernels("--model", subject, "--target", "cpu")
+    assert done.returncode == 0, done.stderr
+    text = done.stdout
+    assert "generated for the CPU" in text and "3 x Block  layers.0 .. layers.2" in text
+    # above 4096 rows of two dimensions Inductor's C++ sums with another helper
+    assert "backward, 0/0" in text and "changed" in text
+    assert "no GPU took part" not in text
+
+
+def test_an_unknown_block_names_the_kinds(subject):
+    done = kernels("--model", subject, "--target", "cpu", "--block", "Attention")
+    assert done.returncode != 0 and "no block matches 'Attention'; kinds are Block" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--model", "Qwen3-4B"), "no CUDA device here"),
+        (("--model", "Qwen3-4B", "--target", "v100"), "v100"),
+        (("--model", "Qwen3-4B", "--target", "cpu", "--inductor", "x"), "is not NAME=VALUE"),
+    ],
+)
+def test_mistakes_are_told_before_anything_is_built(arguments, message, monkeypatch):
+    import click
+    from click.testing import CliRunner
+
+    from cftdiag.cli.kernels import kernels as command
+    from cftdiag.target import job
+
+    monkeypatch.setattr(job, "run", lambda *a: pytest.fail("a child was started"))
+    result = CliRunner().invoke(command, arguments)
+    assert result.exit_code == 2 and message in result.output
+    assert isinstance(result.exception, (SystemExit, click.UsageError))

@@ -12,7 +12,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from cftdiag.check import from_data
 from cftdiag.check.errors import EnvironmentUnfit, InputError
+from cftdiag.check.forecast.lengths import Data
 from cftdiag.check.options import CheckOptions
 from cftdiag.check.process import ForkServer, Launcher, LiveFork, Pass
 from cftdiag.check.prove import Outcome, Prover
@@ -58,6 +60,7 @@ class PassResult:
     detail: str = ""
     seconds: float = 0.0
     last: dict[str, Any] = dataclasses.field(default_factory=dict)
+    swept: dict[str, Any] | None = None
 
     @property
     def whole(self) -> bool:
@@ -72,6 +75,15 @@ class PassResult:
 
     def has(self, kind: str) -> bool:
         return any(e.kind == kind for e in self.events)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Swept:
+    """The sweeps of all groups of ranks, by the first rank of each: passes, results, and results with every regime warmed."""
+
+    passes: Mapping[int, PassResult]
+    cold: Mapping[int, Mapping[str, Any]]
+    warmed: Mapping[int, Mapping[str, Any]]
 
 
 def run_check(options: CheckOptions, progress: Progress | None = None) -> CheckReport:
@@ -135,6 +147,10 @@ class Driver:
         self.started = time.monotonic()
 
     def run(self) -> CheckReport:
+        data = None
+        if self.options.data is not None:
+            data = from_data.read(self.options, self.recipe)
+            self.asked, self.options = self.options, from_data.first_options(self.options, data)
         first = self.run_pass("auto")
         self.blame(first)
         second = self.second_pass(first)
@@ -143,9 +159,68 @@ class Driver:
         before = self.judge(main, breaks, context)
         before = dataclasses.replace(before, findings=before.findings + self.other_routing(first, before.findings))
         findings = before.findings
+        swept = self.sweep(data, main, whole) if data is not None else None
+        if swept is not None:
+            before = self.judge_sweep(before, swept, context)
+            findings = before.findings
         if self.options.verify and self.launcher is not None and main.outcome == "ok":
-            findings = self.prove(main, before)
-        return self.report(main, whole, findings, context)
+            findings = self.prove(main, before, swept)
+        report = self.report(main, whole, findings, context)
+        return report if swept is None or data is None else self.with_forecast(report, data, swept, main)
+
+    # ---- the user's data ----
+
+    def sweep(self, data: Data, main: PassResult, whole: PassResult | None) -> Swept | None:
+        """Forecast every group of ranks, and once more with every regime warmed; None where the passes before found nothing to build on."""
+        if self.launcher is None or main.outcome != "ok" or main.raised is not None:
+            self.notes.append("no forecast: the first pass did not end")
+            return None
+        fullgraph = whole is main
+        passes = {rank: self.run_pass("sweep", fullgraph=fullgraph, **task) for rank, task in from_data.tasks(data).items()}
+        if any(p.swept is None for p in passes.values()):
+            broken = next(p for p in passes.values() if p.swept is None)
+            self.notes.append(f"no forecast: its pass did not end ({broken.detail or broken.outcome})")
+            return None
+        cold = {rank: p.swept for rank, p in passes.items() if p.swept is not None}
+        warm = from_data.warm_of(data, cold)
+        warmed = {rank: self.run_pass("sweep", fullgraph=fullgraph, **task).swept for rank, task in from_data.tasks(data, warm).items()}
+        return Swept(passes=passes, cold=cold, warmed={rank: s for rank, s in warmed.items() if s is not None})
+
+    def judge_sweep(self, before: Outcome, swept: Swept, context: Context) -> Outcome:
+        """Recompiles of the data in place of those of the first lengths; breaks and errors stay."""
+        lead = min(swept.passes)
+        events = [e for e in swept.passes[lead].events if e.kind != "graph_break"]
+        lengths, sizes = from_data.by_step(events, swept.cold[lead])
+        at_data = dataclasses.replace(context, lengths=lengths, batch_sizes=sizes, probes={}, graphs=None, fullgraph_breaks=())
+        found = [f for f in diagnose(events, at_data) if f.kind in ("recompile", "limit_hit")]
+        kept = [f for f in before.findings if f.kind not in ("recompile", "limit_hit")]
+        return dataclasses.replace(before, findings=(*kept, *found), compiles=len(swept.cold[lead]["compiles"]))
+
+    def with_forecast(self, report: CheckReport, data: Data, swept: Swept, main: PassResult) -> CheckReport:
+        """The report with the data's forecast, regime map and plan."""
+        program = main.program
+        assert program is not None
+        lead = min(swept.passes)
+        lengths, sizes = from_data.by_step(swept.passes[lead].events, swept.cold[lead])
+        context = dataclasses.replace(self.context(main, None, None), lengths=lengths, batch_sizes=sizes)
+        causes = self.causes(swept.passes[lead].events, context)
+        found = from_data.forecast(data, swept.cold, swept.warmed, causes, program["depth"])
+        fingerprint = {
+            "torch": report.environment["torch"],
+            "transformers": report.environment["transformers"],
+            "config_sha": program["config_sha"],
+            "attn": report.subject["attn"],
+            "dtype": report.subject["dtype"],
+            "method": self.options.method,
+            "ac": self.options.ac,
+            "scope": self.options.compile_scope,
+            "world_size": self.options.world_size,
+            "compile_kwargs": program["compile_kwargs"],
+            "target": self.options.target,
+            "depth": program["depth"],
+        }
+        plan = from_data.plan(fingerprint, found, report.findings, self.options)
+        return dataclasses.replace(report, forecast=found, plan=plan)
 
     def judge(self, main: PassResult, breaks: PassResult | None, context: Context) -> Outcome:
         """Findings of a main pass, with the breaks that another pass met."""
@@ -178,9 +253,13 @@ class Driver:
         told = "met when one expert is idle and one gets a single token"
         return tuple(dataclasses.replace(f, evidence=(told, *f.evidence)) for f in found if (f.kind, f.cause, f.where) not in seen)
 
-    def prove(self, main: PassResult, before: Outcome) -> tuple[Finding, ...]:
+    def prove(self, main: PassResult, before: Outcome, swept: Swept | None) -> tuple[Finding, ...]:
         """Apply each mechanical remedy and run the check again, within the budget."""
         options = self.options
+        if swept is not None:
+            # proofs run at the lengths of the data that compile something, so that they can fail
+            met = [c for c in swept.cold[min(swept.cold)]["compiles"] if c["batch_size"] == options.batch_size]
+            options = dataclasses.replace(options, lengths=tuple(dict.fromkeys(c["length"] for c in met)))
         config_subject = self.recipe["type"] in ("config", "hub")
         if config_subject and options.layers in (None, "all"):
             # one block of each kind shows what all of its kind do, and a proof then costs seconds
@@ -195,6 +274,10 @@ class Driver:
             return self.judge(first, None, self.context(first, whole, numerics))
 
         assert main.program is not None
+        unproved = before.findings
+        if swept is not None and any(f.severity != "info" for f in unproved):
+            # the same lengths without any remedy: what a proof is held against
+            before = run(options, unproved[0])
         prover = Prover(
             options,
             before,
@@ -203,7 +286,7 @@ class Driver:
             wrap=main.program["wrap"],
             announce=lambda text: self.progress(ProgressEvent(phase="prove", text=text)),
         )
-        findings = prover.prove(before.findings)
+        findings = prover.prove(unproved)
         if prover.left:
             self.notes.append(f"{prover.left} remedies were not tried: the {options.verify_budget:.0f} s for proofs were used up")
         return findings
@@ -242,6 +325,8 @@ class Driver:
                 found.steps.append(message)
             case "result":
                 found.result = message
+            case "forecast":
+                found.swept = message["swept"]
             case "raised":
                 found.raised = message
             case "input_error":
@@ -439,14 +524,7 @@ class Driver:
 
     def compiles(self, main: PassResult, context: Context) -> list[dict[str, Any]]:
         lengths = {s["step"]: s["length"] for s in (main.program or {}).get("steps", ())}
-        causes: dict[str | None, str] = {}
-        for event in main.events:
-            if event.kind == "recompile":
-                # alone, so that the finding is this event's; facts that are not events would speak up too
-                alone = dataclasses.replace(context, probes={}, graphs=None, fullgraph_breaks=())
-                found = [f for f in diagnose([event], alone) if f.kind == "recompile"]
-                if found:
-                    causes[event.compile_id] = found[0].cause
+        causes = self.causes(main.events, context)
         return [
             {
                 "compile_id": e.compile_id,
@@ -454,11 +532,23 @@ class Driver:
                 "step": e.step,
                 "length": lengths.get(e.step),
                 "seconds": round(float(e.seconds.get("total", sum(e.seconds.values()))), 3),
-                "cause": causes.get(e.compile_id),
+                "cause": causes.get(e.compile_id or ""),
             }
             for e in main.events
             if _is_compile(e)
         ]
+
+    def causes(self, events: Sequence[Event], context: Context) -> dict[str, str]:
+        """Compile id -> cause, for every recompile."""
+        # each alone, so that the finding is this event's; facts that are not events would speak up too
+        alone = dataclasses.replace(context, probes={}, graphs=None, fullgraph_breaks=())
+        found = {}
+        for event in events:
+            if event.kind == "recompile" and event.compile_id is not None:
+                for finding in diagnose([event], alone):
+                    if finding.kind == "recompile":
+                        found[event.compile_id] = finding.cause
+        return found
 
     def timing(self) -> dict[str, Any]:
         passes: list[dict[str, Any]] = [

@@ -57,6 +57,13 @@ class CheckOptions:
     packed: bool = False
     flash_varlen: bool = False
     pad_to_multiple_of: int | None = None
+    data: str | None = None
+    """File of sequence lengths to forecast: JSONL with ``input_ids`` or ``len``, a text file of lengths, or a dataset's directory."""
+    max_tokens_per_gpu: int | None = None
+    """Most tokens in one forward of one rank, padding included."""
+    shuffle_seed: int | None = None
+    over_long: str = "fatal"
+    """What becomes of samples beyond the model's positions: ``fatal``, ``truncate`` or ``drop``."""
     routing: str = "balanced"
     method: str = "full"
     timeout: float = DEFAULT_TIMEOUT_S
@@ -110,7 +117,7 @@ class CheckOptions:
             _check_target(self)
         if self.lengths is not None and not self.lengths:
             raise InputError("no lengths given; give at least one, for example --lengths 512,640")
-        for name in ("batch_size", "world_size", "pad_to_multiple_of"):
+        for name in ("batch_size", "world_size", "pad_to_multiple_of", "max_tokens_per_gpu"):
             if getattr(self, name) is not None:
                 _positive(name, getattr(self, name))
         for length in self.lengths or ():
@@ -121,7 +128,11 @@ class CheckOptions:
             object.__setattr__(self, "layers", str(self.layers))
         if self.layers not in (None, "all", "auto") and (not self.layers.isdigit() or int(self.layers) < 1):
             raise InputError(f"layers {self.layers!r} is not 'all', 'auto' or a positive number")
-        if self.packed and (self.batch_size or 1) > 1:
+        if self.data is not None and self.lengths is not None:
+            raise InputError("--data brings its own lengths; drop --lengths")
+        if self.data is None and (self.max_tokens_per_gpu is not None or self.shuffle_seed is not None):
+            raise InputError("--max-tokens-per-gpu and --shuffle-seed batch the samples of --data; give --data FILE")
+        if self.packed and self.data is None and (self.batch_size or 1) > 1:
             raise InputError(f"--packed puts all documents in one row, but the batch size is {self.batch_size}; drop one of the two")
 
     def for_config(self) -> CheckOptions:

@@ -2,7 +2,8 @@
 
 Modes: ``fullgraph`` compiles with ``fullgraph=True`` and keeps one failing block from hiding the next; ``collect`` compiles as the subject asks
 but without fullgraph, and so meets every graph break; ``auto`` is the one of these two that the subject asks for; ``eager`` compiles nothing and
-tells whether a failure is the model's own; ``reference`` and ``numerics`` run the first steps eagerly and compiled, and compare.
+tells whether a failure is the model's own; ``reference`` and ``numerics`` run the first steps eagerly and compiled, and compare; ``sweep`` asks
+cached guards about every shape of the user's data.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from cftdiag.capture import Recorder, counting
 from cftdiag.check import fastforward, numerics
 from cftdiag.check.errors import EnvironmentUnfit, InputError, one_line
 from cftdiag.check.options import CheckOptions
-from cftdiag.check.prepare import blocks_of, prepare
+from cftdiag.check.prepare import batch_of_shape, blocks_of, prepare
 from cftdiag.check.process import Send
 from cftdiag.check.program import DepthNotReached, block_groups, wrap_blocks
 from cftdiag.check.subject import Subject
@@ -84,7 +85,10 @@ class _Pass:
                 recorder.watch(self.subject.model, [fqn for fqn, _ in self.blocks])
                 self.limit = getattr(torch._dynamo.config, "recompile_limit", None)
                 self.describe()
-                self.steps(recorder)
+                if self.mode == "sweep":
+                    self.sweep(recorder)
+                else:
+                    self.steps(recorder)
                 self.result(recorder)
         finally:
             self.watch.undo()
@@ -117,7 +121,9 @@ class _Pass:
         if subject.wrap is not None:
             return
         backend, self.depth = self.prepared.backend()
-        kwargs = dict(self.prepared.compile_kwargs, fullgraph=self.mode == "fullgraph", backend=counting(backend, recorder))
+        kwargs = dict(
+            self.prepared.compile_kwargs, fullgraph=self.mode == "fullgraph" or bool(self.task.get("fullgraph")), backend=counting(backend, recorder)
+        )
 
         def compile_one(target: Any, name: str) -> Any:
             if not isinstance(target, torch.nn.Module):
@@ -151,6 +157,30 @@ class _Pass:
         except Exception as error:  # noqa: BLE001
             # whatever training would have met here is a result; the driver finds out whose fault it is
             self.send(self.raised(error))
+
+    def sweep(self, recorder: Recorder) -> None:
+        """Forecast the compiles of one rank over all shapes of the data."""
+        from cftdiag.check.forecast.lengths import RankShapes, Shape
+        from cftdiag.check.forecast.sweep import sweep
+
+        rank = self.task["rank"]
+        shapes = RankShapes.from_list(rank, self.task["shapes"]).shapes
+        warm = RankShapes.from_list(rank, self.task["warm"]).shapes
+        program = self.program
+        assert program is not None
+
+        def run(shape: Shape) -> None:
+            batch = batch_of_shape(self.subject.model, shape.batch_size, shape.length, shape.variant, self.options.flash_varlen)
+            with self.skip():
+                program.step(batch)
+                program.zero_grad()
+
+        def progress(done: int, of: int, shape: Shape) -> None:
+            self.step_index = shape.step
+            self.progress("step", step=done, of=of, length=shape.length)
+
+        found = sweep(run, shapes, recorder, model=self.subject.model, warm=warm, progress=progress)
+        self.send({"type": "forecast", "rank": rank, "swept": found.to_dict()})
 
     def one_step(self, i: int, batch: Mapping[str, Any], recorder: Recorder) -> None:
         self.step_index = recorder.step = i + 1
@@ -197,9 +227,17 @@ class _Pass:
                 ],
                 "steps": [{"step": i + 1, "batch_size": b, "length": n} for i, (b, n) in enumerate(self.prepared.shapes)],
                 "limit": self.limit,
+                "config_sha": self.config_sha(),
                 "build_seconds": self.build_seconds,
             }
         )
+
+    def config_sha(self) -> str | None:
+        """Digest of the model's own config, by which a plan knows its model; None for a model without one."""
+        from cftdiag.plan import config_sha
+
+        config = getattr(self.subject.model, "config", None)
+        return config_sha(config) if hasattr(config, "to_dict") else None
 
     def raised(self, error: BaseException) -> dict[str, Any]:
         frames = traceback.extract_tb(error.__traceback__)

@@ -95,8 +95,12 @@ def _from_subject(subject: Subject, o: CheckOptions) -> Prepared:
     weightless = o.fast_forward == "always" or o.target is not None or (o.fast_forward == "auto" and (meta or not small))
     if weightless:
         if meta:
+            absent = [b for b in subject.model.buffers() if b.is_meta]
             with fastforward.SkipMode():
                 subject.model.to_empty(device="cpu")
+            if absent:  # nobody wrote their values: they are as unknown as weights
+                for buffer in subject.model.buffers():
+                    fastforward.mark(buffer, fastforward.SKIPPED)
         fastforward.mark_weights(subject.model)
     changes = dict(o.compile_kwargs)
     if o.dynamic is not None:
@@ -152,6 +156,18 @@ def _target_backend(name: str) -> Any:
         return backend(name)
     except TargetUnavailable as error:
         raise EnvironmentUnfit(str(error)) from error
+
+
+def batch_of_shape(model: Any, batch_size: int, length: int, variant: str, flash_varlen: bool) -> dict[str, Any]:
+    """Arguments of one forward of a config model. ``variant`` is "" (full rows), "padded" (the last row ends early) or "packed"."""
+    packed = variant == "packed"
+    [batch] = make_batches(model.config, lengths=[length], batch_size=batch_size, packed=packed, flash_varlen=flash_varlen, model=model)
+    kwargs = dict(batch.kwargs)
+    if variant == "padded":
+        mask = torch.ones(batch_size, length, dtype=torch.int64)
+        mask[-1, -1] = 0
+        kwargs |= {"attention_mask": mask, "labels": kwargs["labels"].masked_fill(mask == 0, -100)}
+    return kwargs
 
 
 def _call_builder(recipe: Mapping[str, Any]) -> object:

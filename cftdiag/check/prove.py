@@ -132,6 +132,8 @@ class Prover:
         return apply_change(self.options, change, config_subject=self.config_subject)
 
     def _prove(self, finding: Finding, remedy: Remedy, changed: CheckOptions) -> Remedy:
+        if self.before.count(finding) == 0:
+            return remedy  # what is not met without the remedy proves nothing with it
         key = repr((changed, finding.kind == "numerics"))
         if key not in self._known:
             if time.monotonic() > self.deadline:

@@ -47,6 +47,8 @@ class CheckReport:
     timing: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     undetermined: tuple[str, ...] = ()
     check: Any = None
+    plan: Any = None
+    """:class:`cftdiag.plan.Plan` of a check with data; a file of its own, not part of the report's JSON."""
 
     def to_dict(self) -> dict[str, Any]:
         """The ``cftdiag.check/1`` object."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from cftdiag.check.forecast.lengths import OVER_LONG
 from cftdiag.check.options import (
     AC_MODES,
     ATTENTIONS,
@@ -45,6 +46,15 @@ from cftdiag.target import TARGETS
 @click.option("--pad-to-multiple-of", type=click.IntRange(min=1), metavar="N", help="Pad every length up, as the collator would.")
 @click.option("--packed", is_flag=True, help="One row of several documents.")
 @click.option("--flash-varlen", is_flag=True, help="Pass cu_seq_lens_q/k and max_length_q/k to the model.")
+@click.option("--data", metavar="FILE", help="Forecast the compiles of these lengths: JSONL (input_ids or len), text, or a dataset directory.")
+@click.option("--max-tokens-per-gpu", type=click.IntRange(min=1), metavar="N", help="With --data: most tokens of one forward of one rank.")
+@click.option("--shuffle-seed", type=int, metavar="N", help="With --data: the order of training with this seed.  [default: the file's order]")
+@click.option(
+    "--over-long", type=click.Choice(OVER_LONG), default="fatal", show_default=True, help="With --data: samples beyond the model's positions."
+)
+@click.option("--drop-last", is_flag=True, help="With --data: leave out the last partial batch.")
+@click.option("--plan", "plan_path", metavar="FILE", help="With --data: write the compile plan that the trainer and the monitor read.")
+@click.option("--plots", metavar="DIR", help="With --data: draw the regime map into DIR.")
 @click.option("--layers", type=Layers(), help="Layers to build; auto: the fewest that hold every kind of block.  [default: all]")
 @click.option("--blocks", multiple=True, metavar="GLOB", help="Modules to compile one by one; may be repeated.  [default: the longest ModuleList]")
 @click.option("--depth", type=click.Choice(DEPTHS), default="joint", show_default=True, help="trace: Dynamo; joint: forward and backward graphs.")
@@ -68,7 +78,7 @@ from cftdiag.target import TARGETS
 @json_file
 @click.option("-q", "--quiet", is_flag=True, help="Print the verdict line alone.")
 @debug_option
-def check(fail_on: str, json_path: str | None, quiet: bool, **options: Any) -> int:
+def check(fail_on: str, json_path: str | None, quiet: bool, plan_path: str | None, plots: str | None, **options: Any) -> int:
     """Check, before training, whether torch.compile will hold.
 
     Builds the model without weights, runs its training step on the CPU, and reports for each block whether it captures as a whole graph,
@@ -78,6 +88,9 @@ def check(fail_on: str, json_path: str | None, quiet: bool, **options: Any) -> i
     """
     asked = CheckOptions(**options | {"torch_config": dict(options["torch_config"])})
     check_writable(json_path)
+    check_writable(plan_path)
+    if asked.data is None and (plan_path or plots):
+        raise click.UsageError("--plan and --plots come from a forecast; give --data FILE")
     from cftdiag.check import run_check
     from cftdiag.report import live, terminal
 
@@ -89,4 +102,11 @@ def check(fail_on: str, json_path: str | None, quiet: bool, **options: Any) -> i
         terminal.show(data, quiet=quiet)
     if json_path is not None:
         write_json(json_path, data)
+    if plan_path is not None and report.plan is not None:
+        report.plan.write(plan_path)
+    if plots is not None and report.forecast is not None:
+        from cftdiag.report.plots import save_plots
+
+        for path in save_plots(report.forecast, plots):
+            click.echo(f"wrote {path}", err=True)
     return report.exit_code(fail_on)

@@ -161,6 +161,8 @@ _CALLS = {
 }
 _OPERATOR_CALLS = {"Eq": "==", "Ne": "!=", "Lt": "<", "Le": "<=", "Gt": ">", "Ge": ">=", "FloorDiv": "//", "Mod": "%", "PythonMod": "%"}
 
+_ASKS = ("___check", "___dict", "hasattr(", "check_", "isinstance(", "type(", "utils_device")
+
 Resolve = Callable[[str], float | None]
 
 
@@ -173,14 +175,13 @@ def translate(guard: str, sources: Mapping[str, str], resolve: Resolve | None = 
     tensor = _TENSOR.match(guard)
     if tensor:
         return _tensor(tensor, sources)
-    if not mentions(guard, sources):
+    # what only asks of which type or identity a value is follows no shape
+    if not mentions(guard, sources) or guard.removeprefix("not ").startswith(_ASKS):
         return []
     try:
         tree = ast.parse(guard.strip(), mode="eval").body
     except SyntaxError as error:
         raise Untranslatable(guard) from error
-    if isinstance(tree, ast.Call) and ast.unparse(tree.func).startswith(("___check", "hasattr", "check_", "isinstance")):
-        return []  # asks what the value is, not how large
     writer = _Writer(sources, resolve or (lambda source: None))
     parts = tree.values if isinstance(tree, ast.BoolOp) and isinstance(tree.op, ast.And) else [tree]
     return [atom for part in parts for atom in writer.conjuncts(part)]

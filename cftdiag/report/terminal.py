@@ -8,7 +8,7 @@ from typing import Any, TextIO
 from rich.console import Console
 from rich.text import Text
 
-from cftdiag.report import summary
+from cftdiag.report import forecast, summary
 from cftdiag.report.console import console_for, print_line, print_prose, table_lines
 
 #: Rows of a list that are shown; the JSON holds all.
@@ -26,6 +26,7 @@ def show(data: Mapping[str, Any], *, quiet: bool = False, file: TextIO | None = 
         _headline(console, data)
         _blocks(console, data)
         _compiles(console, data)
+        forecast.show(console, data)
         _findings(console, data)
         _undetermined(console, data)
         print_line(console)

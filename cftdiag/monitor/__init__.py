@@ -10,16 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from cftdiag.monitor.alarms import Alarm
+    from cftdiag.monitor.hf import MonitorCallback
     from cftdiag.monitor.load import Run, is_run, load_run
     from cftdiag.monitor.monitor import Monitor, MonitorAlarm
     from cftdiag.monitor.summary import report
 
-__all__ = ["Alarm", "Monitor", "MonitorAlarm", "Run", "is_run", "load_run", "report"]
+__all__ = ["Alarm", "Monitor", "MonitorAlarm", "MonitorCallback", "Run", "is_run", "load_run", "report"]
 
 _HOME = {
     "Alarm": "alarms",
     "Monitor": "monitor",
     "MonitorAlarm": "monitor",
+    "MonitorCallback": "hf",
     "Run": "load",
     "is_run": "load",
     "load_run": "load",

@@ -12,6 +12,9 @@ from cftdiag.events import Event
 KINDS = ("recompile_after_warmup", "unplanned_recompile", "limit_hit", "limit_near", "never_run", "compile_budget")
 RECOMPILE_KINDS = frozenset(KINDS[:3])
 
+#: Type of the error event for a compiled block that never ran; the cause of the same name.
+NOT_REACHED = "compiled_region_not_reached"
+
 #: Under activation checkpointing the limit must not fall between forward and recomputation: warn this many entries before it.
 NEAR = 2
 
@@ -66,7 +69,7 @@ class Rules:
             return [self._limit_hit(event)]
         if event.kind == "compile":
             return self._budget(event)
-        if event.kind == "error" and event.detail.get("type") == "compiled_region_not_reached":
+        if event.kind == "error" and event.detail.get("type") == NOT_REACHED:
             return [_alarm("never_run", event, str(event.detail.get("message") or ""))]
         return []
 

@@ -42,6 +42,7 @@ class Journal:
         self._shapes: list[Sequence[Sequence[int]]] = []
         self._flush_at = 0.0
         self._recent = 0.0
+        self._state: rundir.State | None = None
         try:
             self._claim = rundir.Claim(directory, rank)
             (directory / rundir.RANKS).mkdir(exist_ok=True)
@@ -58,9 +59,12 @@ class Journal:
         """Write the head of a session."""
         self.note(0, {"session": dict(facts)})
 
-    def end(self, step: int, facts: Mapping[str, Any]) -> None:
-        """Write what is pending and the end of the session, and close the file."""
+    def end(self, step: int, facts: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+        """Write what is pending, the end of the session and the last state, and close the files."""
         self.note(step, {"end": dict(facts)})
+        self.state(state)
+        if self._state is not None:
+            self._state.close()
         if self._lines is not None:
             self._lines.close()
         if self._claim is not None:
@@ -124,10 +128,13 @@ class Journal:
         """Replace what the rank is doing now."""
         if self._lines is None:
             return
+        text = json.dumps(facts, separators=(",", ":"), default=str)
         if self._copy is not None:
-            self._copy(STATE + json.dumps(facts, separators=(",", ":"), default=str) + "\n")
+            self._copy(f"{STATE}{text}\n")
         try:
-            rundir.write_json(self.directory / rundir.RANKS / f"{self._lines.path.stem}.json", facts)
+            if self._state is None:
+                self._state = rundir.State(self.directory / rundir.RANKS / f"{self._lines.path.stem}.json")
+            self._state.write(text)
         except OSError as error:
             self._warn(f"cannot write {self.directory} ({error.strerror or error}); the training goes on, the live view stands still")
 

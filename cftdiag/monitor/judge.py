@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from cftdiag.diagnose import Block, Context, diagnose
 from cftdiag.findings import SEVERITIES, Finding
+from cftdiag.monitor.alarms import NOT_REACHED
 from cftdiag.monitor.divergence import divergences, finding, ranks_text
 from cftdiag.monitor.live import argument_shape
 
@@ -19,7 +20,9 @@ def findings(run: Run) -> tuple[Finding, ...]:
     """Findings of a run, worst first."""
     joined: dict[tuple[object, ...], tuple[Finding, list[int]]] = {}
     for session in run.sessions:
-        for found in diagnose(session.events, context(session)):
+        # What the monitor found by itself is no exception of torch: the context tells it.
+        events = [e for e in session.events if e.detail.get("type") != NOT_REACHED]
+        for found in diagnose(events, context(session)):
             key = (found.kind, found.cause, found.where, found.guard if found.where.file is None else None)
             if key in joined:
                 before, ranks = joined[key]
@@ -43,7 +46,7 @@ def context(session: Session) -> Context:
     blocks = tuple(Block(fqn=fqn, cls=cls, kind=cls, index=i) for i, (fqn, cls) in enumerate(named.items()) if fqn != "<root>")
     batches = _batches(session)
     checkpointed = any(e.detail.get("under_checkpoint") for e in session.events)
-    never_run = [e.block for e in session.events if e.detail.get("type") == "compiled_region_not_reached"]
+    never_run = [e.block for e in session.events if e.detail.get("type") == NOT_REACHED]
     return Context(
         blocks=blocks,
         lengths=[length for _, length in batches],
@@ -51,9 +54,15 @@ def context(session: Session) -> Context:
         # The program decides what it compiles, as with a Subject's wrap: there is no fullgraph pass, every break counts.
         wrap=True,
         ac="full" if checkpointed else "none",
-        limit=int((session.head.get("settings") or {}).get("limit") or 8),
+        limit=_limit(session),
         probes={"never_run": never_run} if never_run else {},
     )
+
+
+def _limit(session: Session) -> int:
+    """The limit that was hit, where one was (a program may set it after the monitor has started), else the one at the start."""
+    hit = [e.detail["limit"] for e in session.events if e.kind == "limit_hit" and e.detail.get("limit")]
+    return int(max(hit, default=(session.head.get("settings") or {}).get("limit") or 8))
 
 
 def _batches(session: Session) -> list[tuple[int, int]]:

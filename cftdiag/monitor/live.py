@@ -26,7 +26,7 @@ class LiveDiagnosis:
         """The event with ``cause`` and ``remedy`` (a sentence or None) in its detail; kinds without a cause come back as they are."""
         if event.kind in KEPT:
             self._events.append(event)
-        if event.kind not in TOLD:
+        if event.kind not in TOLD or "cause" in event.detail:
             return event
         finding = self._finding(event)
         if finding is None:

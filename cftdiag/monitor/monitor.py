@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from cftdiag.events import Event
 from cftdiag.monitor import session
-from cftdiag.monitor.alarms import RECOMPILE_KINDS, Alarm, Rules, why
+from cftdiag.monitor.alarms import NOT_REACHED, RECOMPILE_KINDS, Alarm, Rules, why
 from cftdiag.monitor.journal import FLUSH_S, Journal
 from cftdiag.monitor.live import TOLD, LiveDiagnosis, argument_shape
 from cftdiag.monitor.steps import StepClock, on_optimizer_step
@@ -139,6 +139,7 @@ class Monitor:
 
     def start(self) -> None:
         """Listen; the run directory is opened by the first event or step, so that a process that trains nothing leaves nothing."""
+        import cftdiag.diagnose  # noqa: F401 - here, not in the middle of the first recompile
         from cftdiag.capture import Recorder
         from cftdiag.monitor.watched import Watched
 
@@ -332,31 +333,30 @@ class Monitor:
         guards = self._watched.guard_counts(self.steps)
         if self._journal is not None:
             facts = {"steps": self.steps, "alarms": [a.to_dict() for a in self.alarms], "problems": self._recorder.problems, "guards": guards}
-            self._journal.end(self.steps, facts)
             self._compiling = None
-            self._state(ended=True)
+            self._journal.end(self.steps, facts, self._now(ended=True))
             if self._outlet is not None:
                 self._outlet.close()
         for sink in list(self._sinks):
             self._to_sink(sink, "close")
 
-    def _state(self, *, ended: bool = False) -> None:
-        """What this rank is doing, for the live view."""
-        if self._journal is None or not self._open and not ended:
-            return
+    def _state(self) -> None:
+        """Tell the live view what this rank is doing."""
+        if self._journal is not None and self._open:
+            self._journal.state(self._now())
+
+    def _now(self, *, ended: bool = False) -> dict[str, Any]:
         last = self._last_event
-        self._journal.state(
-            {
-                **{k: self._facts[k] for k in ("id", "rank", "world_size", "pid", "host", "started")},
-                "time": time.time(),
-                "step": self.steps,
-                "step_seconds": self._journal.recent(),
-                "compiling": self._compiling,
-                "last": None if last is None else {"kind": last.kind, "step": last.step, "block": last.block, "cause": last.detail.get("cause")},
-                "group_timeout": self._watched.group_timeout(),
-                "ended": ended,
-            }
-        )
+        return {
+            **{k: self._facts[k] for k in ("id", "rank", "world_size", "pid", "host", "started")},
+            "time": time.time(),
+            "step": self.steps,
+            "step_seconds": self._journal.recent() if self._journal is not None else 0.0,
+            "compiling": self._compiling,
+            "last": None if last is None else {"kind": last.kind, "step": last.step, "block": last.block, "cause": last.detail.get("cause")},
+            "group_timeout": self._watched.group_timeout(),
+            "ended": ended,
+        }
 
     def _tick(self) -> None:
         """About once a second, at a step's end."""
@@ -370,7 +370,7 @@ class Monitor:
         if self.steps == self._warmup_steps + 1:
             for name, cls in self._watched.never_run():
                 message = f"{name} ({cls}) is compiled but has not run compiled in {self.steps} steps"
-                detail = {"type": "compiled_region_not_reached", "message": message, "phase": "monitor", "fullgraph": None}
+                detail = {"type": NOT_REACHED, "cause": NOT_REACHED, "message": message, "phase": "monitor", "fullgraph": None}
                 self._on_event(Event(kind="error", time=time.time(), step=self.steps, block=name, block_class=cls, detail=detail))
 
     def _alarm(self, alarm: Alarm) -> None:

@@ -13,8 +13,8 @@ from cftdiag.monitor.divergence import ranks_text
 from cftdiag.monitor.live import TOLD
 from cftdiag.monitor.tail import Tail
 
-#: Seconds that an event waits for the same one of other ranks before it is told.
-JOIN_S = 1.0
+#: Seconds that an event waits for the same one of the other ranks before it is told; told at once when all have it.
+JOIN_S = 2.0
 #: Lines told at most; what comes after is counted.
 MAX_LINES = 200
 
@@ -76,7 +76,7 @@ class Narrator:
 
     def _tell(self, before: float) -> None:
         for key, (since, events, marks) in list(self._waiting.items()):
-            if since <= before:
+            if since <= before or {e.rank for e in events} >= self._ranks:
                 del self._waiting[key]
                 self._say(events, marks)
 

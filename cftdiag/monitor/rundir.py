@@ -2,7 +2,7 @@
 
 - ``run.json``: what runs, and how it ended
 - ``events/rank00000.jsonl``: one event a line, appended
-- ``ranks/rank00000.json``: what a rank is doing now, replaced in place
+- ``ranks/rank00000.json``: what a rank is doing now, overwritten in place
 - ``payloads/<sha256>``: graphs and generated code, on request
 - ``trace/``: torch's raw structured trace, on request
 """
@@ -121,6 +121,33 @@ class Lines:
         except OSError:
             return False
         return (stat.st_dev, stat.st_ino) == self._inode
+
+
+class State:
+    """A small JSON file that is overwritten in place, many times: one system call each, no new file.
+
+    A reader may find half of it once in a while and takes it again; see :func:`read_json`. Raises ``OSError``.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._fd: int | None = None
+        self._length = 0
+
+    def write(self, text: str) -> None:
+        """Replace the content with one line of text."""
+        if self._fd is None:
+            self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        data = text.encode("ascii", "backslashreplace")
+        # Spaces cover what is left of a longer line before it.
+        self._length = max(self._length, len(data))
+        os.pwrite(self._fd, data.ljust(self._length) + b"\n", 0)
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._fd is not None:
+            fd, self._fd = self._fd, None
+            os.close(fd)
 
 
 class Claim:

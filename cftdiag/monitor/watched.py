@@ -36,7 +36,7 @@ class Watched:
         self._undo: dict[int, Callable[[], None]] = {}
         self._names: dict[int, tuple[str, str, frozenset[tuple[str, int]]]] = {}
         self._ran: set[int] = set()
-        self._compiled: set[tuple[str, int]] = set()
+        self._compiled: set[Any] = set()
         self._tapped: int | None = None
         self._timeout: float | None = None
         self.renew()
@@ -59,8 +59,8 @@ class Watched:
         """See an event of the recorder."""
         if event.kind == "compile":
             self.pending = True
-            if event.code is not None and event.detail.get("status") == "ok":
-                self._compiled.add((event.code.file, event.code.line))
+            if event.detail.get("status") == "ok":
+                self._compiled |= {event.block, event.block_class, (event.code.file, event.code.line) if event.code else None}
 
     def install(self) -> list[tuple[str, str]]:
         """Watch compiled modules that are not watched yet: the first one's batches, and of each whether it runs at all. Their (name, class)."""
@@ -84,7 +84,8 @@ class Watched:
         """(name, class) of compiled modules that were never called, or called while no code of theirs was ever compiled."""
         found = []
         for key, (name, cls, codes) in self._names.items():
-            if key not in self._ran or not codes & self._compiled:
+            # Equal blocks share compiled code, and a script may have replaced a forward: name, class or code, any of them is proof.
+            if key not in self._ran or not self._compiled & {name, cls, *codes}:
                 found.append((name, cls))
         return found
 

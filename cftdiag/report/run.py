@@ -118,7 +118,7 @@ def _compiles(console: Console, data: Mapping[str, Any]) -> None:
         cause = next((c for row in rows if (c := causes.get((row["rank"], row["compile_id"], row["step"])))), None)
         batch = next((" x ".join(map(str, row["batch"])) for row in rows if row.get("batch")), "")
         ranks = summary.number_ranges({row["rank"] for row in rows})
-        status = "" if all(row.get("status") == "ok" for row in rows) else str(rows[0].get("status"))
+        status = next((str(row["status"]) for row in rows if row.get("status") not in ("ok", None)), "")
         cells.append([str(step), str(region or "?"), ranks, batch, f"{seconds:.2f}", cause or status or ("first" if step <= 1 else "")])
     for line in table_lines(cells[:MAX_ROWS], header=("step", "block", "ranks", "batch", "seconds", "cause"), right=(0, 4)):
         print_line(console, line)

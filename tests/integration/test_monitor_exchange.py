@@ -36,7 +36,9 @@ def run(tmp_path: Path, ranks: int, where: str, local_world_size: str) -> None:
     script.write_text(PROGRAM.format(here=str(Path(__file__).parent)))
     # What tells a monitor that ranks run on several hosts is torchrun's LOCAL_WORLD_SIZE.
     wrapper = tmp_path / "wrapper.py"
-    wrapper.write_text(f"import os, runpy, sys\nos.environ['LOCAL_WORLD_SIZE'] = {local_world_size!r}\nrunpy.run_path({str(script)!r}, run_name='__main__')")
+    wrapper.write_text(
+        f"import os, runpy, sys\nos.environ['LOCAL_WORLD_SIZE'] = {local_world_size!r}\nrunpy.run_path({str(script)!r}, run_name='__main__')"
+    )
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), str(wrapper), str(tmp_path), where]
     done = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr

@@ -87,7 +87,7 @@ def test_a_read_only_directory_costs_one_warning(tmp_path: Path) -> None:
     journal.event(samples.compiled())
     journal.step(1, 0.1, (), 0.0)
     journal.state({"rank": 0})
-    journal.end(1, {})
+    journal.end(1, {}, {})
     assert len(warned) == 1
     assert "the training goes on" in warned[0]
 
@@ -141,6 +141,15 @@ def test_json_files_are_replaced_whole(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["run.json"]
 
 
+def test_a_state_is_overwritten_in_place(tmp_path: Path) -> None:
+    state = rundir.State(tmp_path / "s.json")
+    for text in ('{"a": 1}', '{"a": 123456789}', '{"a": 2}'):
+        state.write(text)
+        assert rundir.read_json(tmp_path / "s.json") == json.loads(text)
+    state.close()
+
+
 def test_reading_needs_no_torch() -> None:
-    code = "import sys, cftdiag.monitor.load, cftdiag.monitor.summary, cftdiag.monitor.view, cftdiag.report.run, cftdiag.cli.run; print('torch' in sys.modules)"
+    modules = "cftdiag.monitor.load, cftdiag.monitor.summary, cftdiag.monitor.view, cftdiag.report.run, cftdiag.report.watch, cftdiag.cli.run"
+    code = f"import sys, {modules}; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"

@@ -86,13 +86,23 @@ def test_a_tail_reads_each_line_once_and_waits_for_its_end(tmp_path: Path) -> No
 
 
 def test_equal_events_of_several_ranks_are_one_line(tmp_path: Path, capsys: Any) -> None:
-    by_rank = {rank: [samples.head(rank, 2, warmup_steps=3), samples.event("recompile", step=5, rank=rank, detail={"cause": "seq_len"})] for rank in (0, 1)}
+    by_rank = {
+        rank: [samples.head(rank, 2, warmup_steps=3), samples.event("recompile", step=5, rank=rank, detail={"cause": "seq_len"})] for rank in (0, 1)
+    }
     narrator = Narrator(samples.write_run(tmp_path / "run", by_rank))
     narrator.poll()
-    assert capsys.readouterr().err == ""
     narrator.end(0)
     told = capsys.readouterr().err.splitlines()
     assert len(told) == 2
     assert told[0].startswith("cftdiag: step 5, ranks 0-1, recompile of layers.0: seq_len; guard")
     assert told[0].endswith("[after warm-up]")
     assert told[1] == f"cftdiag: ranks 0-1: 2 recompiles; cftdiag report {tmp_path / 'run'}"
+
+
+def test_an_event_waits_a_moment_for_the_other_ranks(tmp_path: Path, capsys: Any) -> None:
+    by_rank = {0: [samples.head(0, 2), samples.event("recompile", step=5, detail={"cause": "seq_len"})], 1: [samples.head(1, 2)]}
+    narrator = Narrator(samples.write_run(tmp_path / "run", by_rank))
+    narrator.poll()
+    assert capsys.readouterr().err == ""
+    narrator.end(0)
+    assert capsys.readouterr().err.startswith("cftdiag: step 5, rank 0, recompile of layers.0")

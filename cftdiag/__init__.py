@@ -14,16 +14,18 @@ if TYPE_CHECKING:
     from cftdiag import check
     from cftdiag.check import CheckReport, Subject
     from cftdiag.monitor import Monitor, load_run
+    from cftdiag.plan import load_plan
 
 #: Public name -> the module that has it. ``cftdiag.check`` is the package of that name, which can be called.
 _EXPORTS = {
     "CheckReport": "cftdiag.check",
     "Monitor": "cftdiag.monitor",
     "Subject": "cftdiag.check",
+    "load_plan": "cftdiag.plan",
     "load_run": "cftdiag.monitor",
 }
 
-__all__ = ["CheckReport", "Monitor", "Subject", "__version__", "check", "load_run"]
+__all__ = ["CheckReport", "Monitor", "Subject", "__version__", "check", "load_plan", "load_run"]
 
 
 def __getattr__(name: str) -> Any:

@@ -47,8 +47,7 @@ def show(console: Console, data: Mapping[str, Any]) -> None:
     if not found.get("exact", True):
         print_prose(console, "some guards cannot be written over B and S; their shapes were asked one by one", indent=2)
     for suggestion in found.get("suggestions") or ():
-        text = suggestion.get("text") or suggestion.get("summary") if isinstance(suggestion, Mapping) else str(suggestion)
-        print_prose(console, str(text), indent=2, label="- ", style="green")
+        print_prose(console, _suggestion(suggestion), indent=2, label="- ", style="green")
     for note in found.get("notes") or ():
         print_prose(console, str(note), indent=2, label="- ")
 
@@ -58,6 +57,14 @@ def _facts(source: Mapping[str, Any], found: Mapping[str, Any]) -> str:
     if len(source["ranks"]) > 1:
         text += f" on {len(source['ranks'])} ranks"
     return f"{text}: {plural(found['compiles'], 'compile')}, {found['seconds']:.1f} s on this machine"
+
+
+def _suggestion(suggestion: Mapping[str, Any]) -> str:
+    if suggestion["action"] == "pad":
+        doing = f"pad to a multiple of {suggestion['multiple']}"
+    else:
+        doing = f"pad to buckets of {', '.join(map(str, suggestion['buckets']))}"
+    return f"{doing}: {plural(suggestion['graphs'], 'graph')}, {suggestion['extra_tokens']:.1%} more tokens"
 
 
 def _table(console: Console, rows: list[list[str]], header: tuple[str, ...] | None) -> None:

@@ -58,7 +58,7 @@ def _recompile(miss: Miss, cause: str, context: Context, drafts: Drafts) -> None
     name = region(miss.event)
     draft.seen(miss.event, [name] if name else [])
     values = miss.history.values(miss)
-    if new and cause not in _SHAPES and len(values) > 2:
+    if new and miss.guard.prop in ("value", "length") and len(values) > 2:
         draft.notes.append(f"Values met: {', '.join(values[:6])}{', ...' if len(values) > 6 else ''}.")
     if context.ac != "none" or miss.event.detail.get("under_checkpoint"):
         draft.facts["entries"] = max(draft.facts.get("entries", 0), int(miss.event.detail.get("entries") or len(miss.event.reasons)) + 1)

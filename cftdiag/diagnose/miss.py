@@ -76,11 +76,6 @@ class Miss:
         """True when the guarded value changed in time for one block, False when it only differs between blocks."""
         return self.history.in_time(self)
 
-    def entry_step(self) -> int:
-        """Step at which the closest entry was compiled."""
-        made = self.history.compiles.get(self.entry or "")
-        return made.step if made is not None else 0
-
     def shape_of(self, source: str, arguments: Mapping[str, Any] | None = None) -> list[int] | None:
         """Shape of a tensor argument by its source, where known."""
         found = (self.arguments if arguments is None else arguments).get(source)

@@ -180,3 +180,27 @@ def test_the_terminal_view(tmp_path: Path) -> None:
     out = io.StringIO()
     run_view.show(report(tmp_path / "run"), quiet=True, file=out)
     assert len(out.getvalue().splitlines()) == 1
+
+
+@pytest.mark.parametrize("form", ["markdown", "html", "sarif", "junit"])
+def test_other_forms(tmp_path: Path, form: str) -> None:
+    from cftdiag.cli.main import run as cftdiag
+
+    path = samples.write_run(tmp_path / "run", two_ranks())
+    assert cftdiag(["report", str(path), f"--{form}", str(tmp_path / "out")]) == 0
+    text = (tmp_path / "out").read_text()
+    assert "rank_divergent_recompile" in text
+    assert "layers.0" in text
+
+
+def test_the_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from cftdiag.cli.main import run as cftdiag
+
+    path = samples.write_run(tmp_path / "run", two_ranks())
+    assert cftdiag(["report", str(path), "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)["schema"] == "cftdiag.run/1"
+    assert cftdiag(["report", str(path), "-q", "--eager", "0.75"]) == 0
+    assert capsys.readouterr().out.startswith("viable_with_recompiles: ")
+    (tmp_path / "empty").mkdir()
+    assert cftdiag(["report", str(tmp_path / "empty")]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1

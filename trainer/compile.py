@@ -79,6 +79,9 @@ class _Counted:
 _DYNAMO = {
     # Defensive: with checkpointing inside a compiled block, side effects of the forward must not be replayed by the recomputation.
     "skip_fwd_side_effects_in_bwd_under_checkpoint": True,
+    # The floats of a block (norm epsilon, attention scale) are constants. With dynamic=True they would first be symbols, and AOTAutograd, which
+    # takes none, would send Dynamo back: every block would be traced twice.
+    "specialize_float": True,
 }
 _INDUCTOR = {
     # Fusion of reductions in mixed order otherwise guards on sizes (`2560*B*S < 5242880`): a recompile hundreds of steps into training.
@@ -111,6 +114,12 @@ def compile_settings(scope: str, planned: Mapping[str, Any]) -> Iterator[dict[st
             stack.enter_context(module.patch({name: value}))  # type: ignore[attr-defined]
             done[dotted] = value
         yield done
+
+
+def static_settings() -> dict[str, Any]:
+    """The flags of a compiled run that this torch has, by dotted name: for a check of the same program in other processes."""
+    with compile_settings("block", {}) as done:
+        return dict(done)
 
 
 def _has(module: Any, dotted: str) -> bool:

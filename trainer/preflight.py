@@ -10,7 +10,7 @@ from typing import Any
 from cftdiag.check import CheckOptions, CheckReport, Subject, run_check
 from trainer.attention import needs_boundaries
 from trainer.batch import collate
-from trainer.compile import Compiler
+from trainer.compile import Compiler, static_settings
 from trainer.config import TrainConfig
 from trainer.data import Data, open_data
 from trainer.forward import install_loss_forward
@@ -60,6 +60,7 @@ def check(config: TrainConfig, *, world: int, **options: Any) -> CheckReport:
         env={_CONFIG: json.dumps(config.to_dict()), _WORLD: str(world)},
         ac=config.ac,
         world_size=world,
+        torch_config=static_settings(),
         **options,
     )
     return run_check(asked)

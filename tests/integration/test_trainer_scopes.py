@@ -51,13 +51,13 @@ def _same(a: list[dict[str, Any]], b: list[dict[str, Any]], rel: float) -> None:
     [
         ("block", 1, {}),
         ("loss", 1, {}),
-        ("block+loss", 2, {}),
-        ("model", 1, {}),
+        ("block+loss", 2, {"compile_backend": "eager"}),
+        ("model", 1, {"compile_backend": "eager"}),
         ("model+loss", 1, {}),
         ("block", 1, {"ac": "full"}),
         ("block", 1, {"ac": "selective"}),
-        ("block", 1, {"lora": True}),
-        ("block", 1, {"osft": True, "osft_ranks": "adaptive"}),
+        ("block", 1, {"lora": True, "compile_backend": "eager"}),
+        ("block", 1, {"osft": True, "compile_backend": "eager"}),
     ],
 )
 def test_scope_trains_as_eager_does(fresh_dynamo: None, tiny: Path, tmp_path: Path, scope: str, graphs: int, values: dict[str, Any]) -> None:
@@ -68,6 +68,12 @@ def test_scope_trains_as_eager_does(fresh_dynamo: None, tiny: Path, tmp_path: Pa
     assert [r["graphs"] for r in compiled] == [graphs, 0, 0]
     assert not any(r["recompiles"] for r in compiled)
     assert len({n for r in compiled for micro in r["lengths"] for n in micro}) >= 3
+
+
+def test_adaptive_ranks_are_a_graph_for_each_level(fresh_dynamo: None, tiny: Path, tmp_path: Path) -> None:
+    compiled = _train(tiny, tmp_path, osft=True, osft_ranks="adaptive", compile_model=True, compile_backend="eager")
+    assert [r["graphs"] for r in compiled] == [2, 0, 0]
+    assert "_low" in compiled[0]["recompiles"][0]["reason"]
 
 
 def test_inductor_trains_as_eager_does(fresh_dynamo: None, tiny: Path, tmp_path: Path) -> None:

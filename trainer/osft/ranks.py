@@ -5,6 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+LEVELS = 3
+"""Most distinct ratios under adaptive ranks. Parameter shapes are static in a graph, so that each ratio is a compile of its own, once for training
+and once more for validation: with a ratio per layer a deep model would run into torch's limit of 8."""
+
 MIN_RETAINED = 0.1
 """Least share of frozen directions under adaptive ranks (arXiv 2504.07097: mrr)."""
 
@@ -26,14 +30,22 @@ def high_rank(rows: int, columns: int, unfreeze: float) -> int:
 def adaptive(importance: Sequence[float], unfreeze: float) -> list[float]:
     """Unfreeze ratio of each layer from its importance: r(l) = mrr + I(l) (trr - mrr) directions are frozen, I normalised to mean 1.
 
-    ``trr`` is 1 - ``unfreeze``, so that the mean over layers is the ratio that was asked for (before it is cut to 0..1).
+    ``trr`` is 1 - ``unfreeze``, so that the mean over layers is the ratio that was asked for (before it is cut to 0..1). Layers of like importance
+    share the mean of their ratios: :data:`LEVELS` groups of equal size.
     """
     target = 1 - unfreeze
     least = min(MIN_RETAINED, target)
     mean = sum(importance) / len(importance)
     if not mean > 0:
         raise ValueError(f"layer importances must be positive on average, not {mean}")
-    return [1 - min(max(least + (value / mean) * (target - least), 0.0), 1.0) for value in importance]
+    ratios = [1 - min(max(least + (value / mean) * (target - least), 0.0), 1.0) for value in importance]
+    order = sorted(range(len(ratios)), key=lambda i: ratios[i])
+    for level in range(LEVELS):
+        group = order[level * len(order) // LEVELS : (level + 1) * len(order) // LEVELS]
+        shared = sum(ratios[i] for i in group) / max(len(group), 1)
+        for i in group:
+            ratios[i] = shared
+    return ratios
 
 
 def by_target(names: Sequence[str], blocks: Sequence[str], ratios: Sequence[float]) -> Mapping[str, float]:

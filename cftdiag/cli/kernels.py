@@ -11,12 +11,10 @@ from typing import Any
 import click
 
 from cftdiag.check.errors import EnvironmentUnfit
-from cftdiag.check.options import ATTENTIONS, DTYPE_ALIASES, DTYPES, DYNAMIC, CheckOptions
+from cftdiag.check.options import ATTENTIONS, DTYPE_ALIASES, DTYPES, DYNAMIC
 from cftdiag.cli.options import Lengths, debug_option, json_flag
 from cftdiag.report import stream
 from cftdiag.target.devices import TARGETS
-
-DEFAULT_LENGTHS = (512,)
 
 
 @click.command(short_help="Generated code, per kernel: source lines, fused ops, registers, spills, bytes.")
@@ -52,26 +50,27 @@ def kernels(
 
     Needs no GPU: the code is generated for the device of --target, and Triton compiles it for that device without running it.
     """
-    from cftdiag.check.subject import resolve
     from cftdiag.target import job, render
 
-    options["lengths"] = options["lengths"] or (None if _is_builder(model) else DEFAULT_LENGTHS)
-    asked = CheckOptions(model=model, layers=None if _is_builder(model) else "auto", **options)
-    request = {
-        "target": target or _present(),
-        "block": block,
-        "compile_kernels": compile_kernels,
-        "with_bytecode": bytecode,
-        "with_source": source or out is not None or as_json,
-        "inductor_config": dict(_setting(text) for text in inductor),
-    }
+    settings = dict(_setting(text) for text in inductor)
+    where = target or _present()
     if out is not None:
         try:
             out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise click.UsageError(f"cannot make {out}: {error.strerror}; name another directory") from error
     with _status() as progress:
-        data = job.run({"recipe": resolve(model), "options": asked.to_dict(), "request": request}, progress)
+        data = job.kernels(
+            model,
+            target=where,
+            block=block,
+            compile_kernels=compile_kernels,
+            with_source=source or out is not None or as_json,
+            with_bytecode=bytecode,
+            inductor_config=settings,
+            progress=progress,
+            **{name: value for name, value in options.items() if value is not None},
+        )
     if out is not None:
         _write(out, data)
     if as_json:
@@ -79,10 +78,6 @@ def kernels(
     else:
         render.show(data, sources=source, code=bytecode)
     return 0
-
-
-def _is_builder(model: str) -> bool:
-    return model.endswith(".py") or model.rpartition(":")[0].endswith(".py")
 
 
 def _present() -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from cftdiag.target.devices import DEVICES, TARGETS, Device, device
 from cftdiag.target.errors import TargetUnavailable
+from cftdiag.target.job import kernels
 
 if TYPE_CHECKING:
     from cftdiag.target.lowering import Lowered, assumptions, backend, probe
@@ -24,4 +25,4 @@ def __getattr__(name: str) -> Any:
     return getattr(lowering, name)
 
 
-__all__ = ["DEVICES", "TARGETS", "Device", "Lowered", "TargetUnavailable", "assumptions", "backend", "device", "probe"]
+__all__ = ["DEVICES", "TARGETS", "Device", "Lowered", "TargetUnavailable", "assumptions", "backend", "device", "kernels", "probe"]

@@ -12,19 +12,25 @@ from importlib import metadata
 from typing import Any
 
 import torch
+from torch._inductor import config as inductor_settings
+from torch.utils._pytree import tree_map_only
 
 from cftdiag.check import fastforward
 from cftdiag.check.errors import InputError
 from cftdiag.check.options import CheckOptions
 from cftdiag.check.prepare import Prepared, blocks_of, prepare
 from cftdiag.check.program import BlockGroup, block_groups, wrap_blocks
-from cftdiag.target import bytecode, lowering, regimes, resources
+from cftdiag.target import bytecode, lowering, real, regimes, resources
 from cftdiag.target.code_findings import code_findings
+from cftdiag.target.collect import Collector
 from cftdiag.target.devices import Device, device
 from cftdiag.target.records import Extern, Kernel, Lowered
 from cftdiag.target.roofline import bound
 
 SCHEMA = "cftdiag.kernels/1"
+#: The target that is the CUDA device of this machine.
+HERE = "cuda"
+Winners = Mapping[str, Mapping[str, int]]
 Progress = Callable[[str], None]
 
 
@@ -46,12 +52,13 @@ def describe(recipe: Mapping[str, Any], options: CheckOptions, request: Request,
     Raises :class:`~cftdiag.check.errors.InputError` for what the user can mend and `TargetUnavailable` where the target cannot be lowered for.
     """
     started = time.monotonic()
-    spec = device(request.target)
+    here = request.target == HERE
+    spec = real.present() if here else device(request.target)
     progress("building the model")
-    prepared = prepare(recipe, dataclasses.replace(options, fast_forward="always"), None)
+    prepared = prepare(recipe, dataclasses.replace(options, fast_forward="never" if here else "always"), None)
     blocks = blocks_of(prepared.subject.model, tuple(prepared.subject.blocks or ()) or options.blocks)
     groups = _wanted(block_groups(prepared.subject.model, blocks), request.block)
-    graphs, frames = _lower(prepared, blocks, groups, request, progress)
+    graphs, frames, winners = _lower(prepared, blocks, groups, request, progress)
     lowered_in = time.monotonic() - started
     compiled: dict[str, resources.Compiled] = {}
     if spec is not None and request.compile_kernels:
@@ -63,7 +70,7 @@ def describe(recipe: Mapping[str, Any], options: CheckOptions, request: Request,
         "model": recipe["name"],
         "target": request.target,
         "device": dataclasses.asdict(spec) if spec else None,
-        "predicted": True,
+        "predicted": not here,
         "shapes": [{"batch_size": b, "length": n} for b, n in prepared.shapes],
         "environment": {name: _version(name) for name in ("torch", "transformers", "triton", "cftdiag")},
         "blocks": [
@@ -71,14 +78,18 @@ def describe(recipe: Mapping[str, Any], options: CheckOptions, request: Request,
                 "kind": group.label,
                 "class": group.cls,
                 "fqns": list(group.fqns),
-                "graphs": [_graph(g, spec, compiled, request.with_source) for label, g in graphs if label == group.label],
+                "graphs": [
+                    _graph(g, spec, compiled, won, request.with_source)
+                    for (label, g), won in zip(graphs, winners, strict=True)
+                    if label == group.label
+                ],
                 "changes": _changes([g for label, g in graphs if label == group.label]),
             }
             for group in groups
         ],
         "findings": [f.to_dict() for f in code_findings([(members[label], g) for label, g in graphs], compiled)],
         "bytecode": frames,
-        "assumptions": lowering.assumptions(request.target),
+        "assumptions": [] if here else lowering.assumptions(request.target),
         "seconds": {"lowering": lowered_in, "total": time.monotonic() - started},
     }
 
@@ -99,17 +110,20 @@ def _wanted(groups: Sequence[BlockGroup], block: str | None) -> list[BlockGroup]
 
 def _lower(
     prepared: Prepared, blocks: Sequence[tuple[str, torch.nn.Module]], groups: Sequence[BlockGroup], request: Request, progress: Progress
-) -> tuple[list[tuple[str, Lowered]], list[dict[str, Any]]]:
+) -> tuple[list[tuple[str, Lowered]], list[dict[str, Any]], list[Winners]]:
+    """(kind of block, graph) in order, frames of Dynamo, and for each graph which configurations autotuning picked (none offline)."""
     graphs: list[tuple[str, Lowered]] = []
     of_compile: dict[str | None, str] = {}
     first = {group.fqns[0]: group.label for group in groups}  # one block of each kind: the others share its code
     current = [""]
 
     def on_graph(graph: Lowered) -> None:
-        label = of_compile.setdefault(graph.compile_id, current[0]) if not graph.backward else of_compile.get(graph.compile_id, current[0])
+        label = of_compile.get(graph.compile_id, current[0]) if graph.backward else of_compile.setdefault(graph.compile_id, current[0])
         graphs.append((label, graph))
 
-    backend = lowering.backend(request.target, inductor_config=request.inductor_config, on_graph=on_graph)
+    reader = real.Reader()
+    here = request.target == HERE
+    backend: Any = "inductor" if here else lowering.backend(request.target, inductor_config=request.inductor_config, on_graph=on_graph)
     kwargs = {"dynamic": True, **{k: v for k, v in prepared.compile_kwargs.items() if k in ("dynamic", "fullgraph", "isolate_recompiles")}}
 
     def compile_block(module: torch.nn.Module, name: str) -> None:
@@ -125,18 +139,26 @@ def _lower(
 
         module._compiled_call_impl = call
 
-    fastforward.reset()
-    recording: Any = bytecode.recorded() if request.with_bytecode else contextlib.nullcontext([])
-    with fastforward.SkipMode(), recording as frames:
-        program = wrap_blocks(prepared.subject.model, list(blocks), compile=compile_block)
+    model = prepared.subject.model
+    with contextlib.ExitStack() as stack:
+        frames = stack.enter_context(bytecode.recorded()) if request.with_bytecode else []
+        if here:
+            model.cuda()
+            stack.enter_context(reader.reading(Collector(HERE, on_graph)))
+            stack.enter_context(inductor_settings.patch(dict(request.inductor_config)))
+        else:
+            fastforward.reset()
+            stack.enter_context(fastforward.SkipMode())
+        program = wrap_blocks(model, list(blocks), compile=compile_block)
         for (rows, length), batch in zip(prepared.shapes, prepared.subject.batches, strict=True):
             progress(f"lowering for {request.target}: batch {rows}, length {length}")
+            batch = tree_map_only(torch.Tensor, torch.Tensor.cuda, dict(batch)) if here else dict(batch)
             if prepared.step is not None:
-                prepared.step(prepared.subject.model, dict(batch))
+                prepared.step(model, batch)
             else:
-                program.step(dict(batch))
+                program.step(batch)
             program.zero_grad()
-    return graphs, list(frames)
+    return graphs, list(frames), [reader.winners(i) if here else {} for i in range(len(graphs))]
 
 
 def _changes(graphs: Sequence[Lowered]) -> list[dict[str, Any]]:
@@ -147,20 +169,25 @@ def _changes(graphs: Sequence[Lowered]) -> list[dict[str, Any]]:
     return found
 
 
-def _graph(graph: Lowered, spec: Device | None, compiled: Mapping[str, resources.Compiled], with_source: bool) -> dict[str, Any]:
+def _graph(graph: Lowered, spec: Device | None, compiled: Mapping[str, resources.Compiled], winners: Winners, with_source: bool) -> dict[str, Any]:
     return {
         "compile_id": graph.compile_id,
         "direction": "backward" if graph.backward else "forward",
         "sizes": dict(graph.sizes),
         "peak_bytes": graph.peak_bytes,
-        "kernels": [_kernel(k, spec, compiled.get(k.source), with_source) for k in graph.kernels],
+        "kernels": [_kernel(k, spec, compiled.get(k.source), winners.get(k.name), with_source) for k in graph.kernels],
         "externs": [_extern(e, spec) for e in graph.externs],
         "splits": [dataclasses.asdict(s) for s in graph.splits],
         "items": [dataclasses.asdict(w) for w in graph.items],
     }
 
 
-def _kernel(kernel: Kernel, spec: Device | None, compiled: resources.Compiled | None, with_source: bool) -> dict[str, Any]:
+def _kernel(
+    kernel: Kernel, spec: Device | None, compiled: resources.Compiled | None, winner: Mapping[str, int] | None, with_source: bool
+) -> dict[str, Any]:
+    needs = dataclasses.asdict(compiled) if compiled else None
+    for configuration in needs["configurations"] if needs and winner else ():
+        configuration["winner"] = configuration["settings"] == dict(winner or {})
     return {
         "name": kernel.name,
         "category": kernel.category,
@@ -171,7 +198,7 @@ def _kernel(kernel: Kernel, spec: Device | None, compiled: resources.Compiled | 
         "write_bytes": sum(kernel.writes.values()),
         "flops": kernel.flops,
         "roofline": dataclasses.asdict(bound(spec, flops=kernel.flops, bytes_moved=kernel.bytes)) if spec else None,
-        "compiled": dataclasses.asdict(compiled) if compiled else None,
+        "compiled": needs,
         "source": kernel.source if with_source else None,
     }
 

@@ -16,6 +16,8 @@ from typing import Any
 
 from cftdiag.check.errors import EnvironmentUnfit, InputError
 
+#: One length is enough to see the kernels; two show what changes between them.
+DEFAULT_LENGTHS = (512,)
 _MARK = "cftdiag-job "  # tells our lines from whatever a library prints
 
 
@@ -58,6 +60,41 @@ def run(request: Mapping[str, Any], progress: Callable[[str], None] = lambda tex
             child.kill()
             child.wait()
             shutil.rmtree(scratch, ignore_errors=True)
+
+
+def kernels(
+    model: str,
+    *,
+    target: str,
+    block: str | None = None,
+    compile_kernels: bool = True,
+    with_source: bool = False,
+    with_bytecode: bool = False,
+    inductor_config: Mapping[str, Any] | None = None,
+    progress: Callable[[str], None] = lambda text: None,
+    **options: Any,
+) -> dict[str, Any]:
+    """What ``cftdiag kernels`` reports, as a dict of schema ``cftdiag.kernels/1``.
+
+    ``model`` is what ``--model`` takes, ``target`` a name of `cftdiag.target.TARGETS`, ``options`` fields of
+    :class:`~cftdiag.check.options.CheckOptions` (``lengths``, ``batch_size``, ``attn`` ...). Runs in a child process. Raises
+    :class:`~cftdiag.check.errors.InputError` and :class:`~cftdiag.check.errors.EnvironmentUnfit`.
+    """
+    from cftdiag.check.options import CheckOptions
+    from cftdiag.check.subject import resolve
+
+    recipe = resolve(model)
+    if recipe["type"] != "file":
+        options = {"lengths": DEFAULT_LENGTHS, "layers": "auto", **options}
+    request = {
+        "target": target,
+        "block": block,
+        "compile_kernels": compile_kernels,
+        "with_bytecode": with_bytecode,
+        "with_source": with_source,
+        "inductor_config": dict(inductor_config or {}),
+    }
+    return run({"recipe": recipe, "options": CheckOptions(model=model, **options).to_dict(), "request": request}, progress)
 
 
 def _send(message: Mapping[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 from collections.abc import Iterable, Mapping
@@ -11,7 +12,7 @@ from typing import Any
 from torch._inductor.codecache import PyCodeCache
 from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
-from cftdiag.target import cuda, sass
+from cftdiag.target import cuda, real, sass
 from cftdiag.target.devices import Device
 from cftdiag.target.records import Kernel
 from cftdiag.target.roofline import occupancy
@@ -49,14 +50,15 @@ _DONE: dict[tuple[str, str], Compiled] = {}
 
 
 def compile_all(target: str, kernels: Iterable[Kernel]) -> dict[str, Compiled]:
-    """Source of each Triton kernel -> what it needs on the device ``target``; each source is compiled once a process.
+    """Source of each Triton kernel -> what it needs on ``target`` (``cuda``: the device here); each source is compiled once a process.
 
     Disassembly, which is a tool's start-up time, overlaps with the next compile.
     """
     sources = dict.fromkeys(k.source for k in kernels if k.category != "cpp")
     missing = [s for s in sources if _key(target, s) not in _DONE]
     if missing:
-        with cuda.lowering(target) as spec, ThreadPoolExecutor(1) as pool:
+        device: Any = contextlib.nullcontext(real.present()) if target == "cuda" else cuda.lowering(target)
+        with device as spec, ThreadPoolExecutor(1) as pool:
             started = [(source, *_start(source, pool)) for source in missing]
             for source, tuner, parts in started:
                 _DONE[_key(target, source)] = _compiled(tuner, parts, spec)

@@ -175,3 +175,21 @@ def test_without_triton_the_gpu_targets_say_so(monkeypatch):
 
     monkeypatch.setitem(sys.modules, "triton", None)
     assert "pip install 'cftdiag[target]'" in cuda.why_not()
+
+
+def test_a_real_compile_is_read_the_same_way(fresh_dynamo):
+    """The reading of real devices, on the one that every machine has."""
+    from torch._inductor.graph import GraphLowering
+
+    from cftdiag.target.collect import Collector
+    from cftdiag.target.real import Reader
+
+    graphs, reader, before = [], Reader(), GraphLowering._compile_to_module
+    x = torch.randn(8, 8)
+    with reader.reading(Collector("cuda", graphs.append)):
+        got = torch.compile(lambda t: t.sin() + 1)(x)
+    torch.testing.assert_close(got, x.sin() + 1)
+    (graph,) = graphs
+    assert [k.aten for k in graph.kernels] == [("aten.sin", "aten.add")] and graph.kernels[0].bytes == 2 * 8 * 8 * 4
+    assert "cpp_pybinding" in graph.code and len(reader.modules) == 1 and reader.winners(0) == {}
+    assert GraphLowering._compile_to_module is before

@@ -29,7 +29,7 @@ def main(mode: str, name: str) -> None:
     if scenario.osft:
         from tests.truth.osft import prepare
 
-        prepare(model)
+        prepare(model, real=real)
     backend: Any = "inductor"
     skip: Any = contextlib.nullcontext
     if not real:

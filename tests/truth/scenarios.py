@@ -46,6 +46,7 @@ class Scenario:
 _WIDE = (100, 300, 520, 777, 1030, 2050, 200)
 
 SCENARIOS: Mapping[str, Scenario] = {
+    "smallest": Scenario(config={**DENSE, "num_hidden_layers": 1}, lengths=(100, 300, 120)),
     "dense": Scenario(config=DENSE, lengths=_WIDE),
     "dense_reversed": Scenario(config=DENSE, lengths=_WIDE[::-1]),
     "dense_auto": Scenario(config=DENSE, lengths=_WIDE, dynamic=None),

@@ -1,0 +1,74 @@
+"""The device that is here: the same reading, of what Inductor really compiles and Triton's autotuning really picks."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+from unittest import mock
+
+import torch
+from torch._inductor import config
+from torch._inductor.graph import GraphLowering
+from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+from torch._inductor.utils import get_device_tflops, get_gpu_dram_gbps
+
+from cftdiag.target.collect import Collector
+from cftdiag.target.devices import DEVICES, Device
+
+
+def present() -> Device:
+    """The first CUDA device of this machine: sizes as it reports them, rates from the table where it is in it, else as torch estimates them."""
+    found = torch.cuda.get_device_properties(0)
+    sizes = {f.name: getattr(found, f.name) for f in dataclasses.fields(Device) if hasattr(found, f.name)}
+    known = next((d for name, d in DEVICES.items() if name in found.name.lower()), None)
+    if known is not None:
+        return dataclasses.replace(known, **sizes)
+    fp32 = float(get_device_tflops(torch.float32))
+    shared = int(sizes.setdefault("shared_memory_per_block_optin", 48 << 10))
+    sizes.setdefault("shared_memory_per_multiprocessor", shared + 1024)
+    sizes.setdefault("clock_rate", 0)
+    return Device(
+        **sizes, dram_gbps=float(get_gpu_dram_gbps()), fp32_tflops=fp32, bf16_tflops=float(get_device_tflops(torch.bfloat16)), fp64_tflops=fp32 / 2
+    )
+
+
+class Reader:
+    """Watches real compiles; `modules` are the compiled modules in the order of the collector's graphs."""
+
+    def __init__(self) -> None:
+        self.modules: list[Any] = []
+
+    @contextlib.contextmanager
+    def reading(self, collector: Collector) -> Iterator[None]:
+        """Inside the block every graph that Inductor compiles goes to ``collector``; caches are off, so that none is missed."""
+        generate, build = GraphLowering.codegen, GraphLowering._compile_to_module
+        texts: dict[int, str] = {}
+
+        def codegen(graph: Any) -> Any:
+            result = generate(graph)
+            texts[id(graph)] = getattr(result[0], "value", str(result[0]))
+            return result
+
+        def compile_to_module(graph: Any) -> Any:
+            module = build(graph)
+            self.modules.append(module)
+            collector.on_code(graph, texts.pop(id(graph), ""))
+            return module
+
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(mock.patch.object(GraphLowering, "codegen", codegen))
+            stack.enter_context(mock.patch.object(GraphLowering, "_compile_to_module", compile_to_module))
+            stack.enter_context(collector.watching())
+            stack.enter_context(config.patch(force_disable_caches=True, compile_threads=1))
+            yield
+
+    def winners(self, index: int) -> Mapping[str, Mapping[str, int]]:
+        """Kernel -> settings of the configuration that autotuning has picked, for the kernels of graph ``index`` that have run."""
+        found = {}
+        for name, tuner in vars(self.modules[index]).items():
+            if isinstance(tuner, CachingAutotuner) and len(getattr(tuner, "launchers", ())) == 1:
+                picked = tuner.launchers[0].config
+                found[name] = {**picked.kwargs, "num_warps": picked.num_warps, "num_stages": picked.num_stages}
+        return found

@@ -1,0 +1,20 @@
+"""The smallest part of ``make truth``: a prediction of ``--target cpu`` against a real training run with Inductor and g++."""
+
+import shutil
+
+import pytest
+
+from tests.truth.compare import differences
+from tests.truth.run import run
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler for the real side")
+def test_the_prediction_agrees_with_the_real_run():
+    predicted, _ = run("predicted", "smallest")
+    real, _ = run("real", "smallest")
+    assert differences(real, predicted) == []
+    # the guard itself, not only that both sides are alike: Inductor's C++ asks whether a row has more than 256 elements
+    assert [bool(said) for said in real.recompiles.values()] == [False, True, False]
+    assert any("256" in line for line in real.recompiles["1 300"])
+    assert len(real.guards) == 2

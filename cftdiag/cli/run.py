@@ -19,7 +19,7 @@ from cftdiag.cli.options import debug_option
     "--warmup-steps", type=click.IntRange(min=0), default=10, show_default=True, metavar="N", help="Steps in which recompiles are expected."
 )
 @click.option("--on-recompile", type=click.Choice(("warn", "raise")), default="warn", show_default=True, help="What a recompile after warm-up does.")
-@click.option("--plan", type=click.Path(dir_okay=False, exists=True), help="Plan of cftdiag check: a recompile outside it sets off an alarm.")
+@click.option("--plan", type=click.Path(dir_okay=False), metavar="FILE", help="Plan of cftdiag check: a recompile outside it sets off an alarm.")
 @click.option(
     "--compile-budget", "compile_budget_s", type=click.FloatRange(min=0, min_open=True), metavar="S", help="Alarm above S seconds of compiling."
 )
@@ -59,6 +59,7 @@ def run(
     """
     from cftdiag.monitor import launch
     from cftdiag.monitor.narrate import Narrator
+    from cftdiag.monitor.planned import Planned
 
     directory = (run_dir or Path(time.strftime("cftdiag-run-%Y%m%d-%H%M%S"))).absolute()
     settings: dict[str, Any] = {**options, "guards": guards_every if guards else 0}
@@ -68,6 +69,9 @@ def run(
     if sinks:
         settings["sinks"] = sinks
     try:
+        if options["plan"] is not None:
+            Planned.load(options["plan"])
+            settings["plan"] = str(Path(options["plan"]).absolute())
         launch.prepare(directory, command, settings)
     except ValueError as error:
         raise click.UsageError(str(error)) from error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from importlib import metadata
 from pathlib import Path
 
 import monitor_samples as samples
@@ -11,6 +11,7 @@ import pytest
 from cftdiag.monitor.alarms import Rules
 from cftdiag.monitor.planned import Planned
 from cftdiag.monitor.steps import StepClock
+from cftdiag.plan import FINGERPRINT, Plan, Regime
 
 
 class Optimizer:
@@ -78,14 +79,16 @@ def test_the_compile_budget_is_told_once() -> None:
     assert told == ["6.0 s of compile time, over the budget of 5 s"]
 
 
-def plan(tmp_path: Path, *bounds: object) -> Planned:
-    path = tmp_path / "plan.json"
-    path.write_text(json.dumps({"schema": "cftdiag.plan/1", "regimes": [{"id": f"r{i}", "bounds": b} for i, b in enumerate(bounds)]}))
-    return Planned.load(path)
+def plan(tmp_path: Path, *bounds: str, **fingerprint: str) -> Path:
+    """A plan for the installed versions with one regime for each text of bounds."""
+    versions = {name: metadata.version(name) for name in ("torch", "transformers")}
+    regimes = [Regime(id=f"r{i}", bounds=(b,), representative=(2, 512, "")) for i, b in enumerate(bounds)]
+    Plan(fingerprint={**dict.fromkeys(FINGERPRINT), **versions, **fingerprint}, regimes=tuple(regimes)).write(tmp_path / "plan.json")
+    return tmp_path / "plan.json"
 
 
 def test_a_regime_is_planned_once_for_each_code(tmp_path: Path) -> None:
-    planned = plan(tmp_path, "B*S < 1280", ["1280 <= B*S", "S % 8 == 0"])
+    planned = Planned.load(plan(tmp_path, "B*S < 1280", "S % 8 == 0"))
     first, again = samples.event("recompile", compile_id="0/0"), samples.event("recompile", compile_id="0/1")
     assert planned.foresees(first, (2, 512)) is True
     # The compile that belongs to the recompile asks again.
@@ -96,13 +99,12 @@ def test_a_regime_is_planned_once_for_each_code(tmp_path: Path) -> None:
     assert planned.foresees(first, None) is None
 
 
-@pytest.mark.parametrize("text", ["[]", "{}", "no json", '{"schema": "cftdiag.plan/1"}'])
-def test_another_file_is_no_plan(tmp_path: Path, text: str) -> None:
-    (tmp_path / "p.json").write_text(text)
+def test_a_plan_for_another_torch_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match='was made for torch "1.0", this run has'):
+        Planned.load(plan(tmp_path, "S > 0", torch="1.0"))
+
+
+def test_another_file_is_no_plan(tmp_path: Path) -> None:
+    (tmp_path / "p.json").write_text("{}")
     with pytest.raises(ValueError, match="plan"):
         Planned.load(tmp_path / "p.json")
-
-
-def test_bounds_are_arithmetic_and_nothing_else(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="neither arithmetic nor a comparison"):
-        plan(tmp_path, "__import__('os').getpid() > 0").foresees(samples.event("recompile"), (1, 2))

@@ -447,6 +447,7 @@ class Driver:
             ac=self.options.ac,
             scope=self.options.compile_scope,
             depth=program["depth"],
+            limit=program["limit"] or Context.limit,
             compile_kwargs=program["compile_kwargs"],
             probes=probes,
         )

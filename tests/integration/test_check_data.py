@@ -63,7 +63,7 @@ def test_dynamic_shapes_compile_once_for_the_whole_file(model, tmp_path):
 @pytest.mark.parametrize(
     "text, said",
     [
-        ("", "empty"),
+        ("", "has no samples"),
         ("12\nabc\n", "2"),
         ("12\n-4\n", "-4"),
         ("12\n600\n", "512"),

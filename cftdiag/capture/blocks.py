@@ -103,8 +103,14 @@ class Blocks:
 
 
 def _modules(model: Any) -> Iterator[tuple[str, Any]]:
-    """``named_modules`` without its duplicate check on ``__eq__`` and with DDP's ``module`` left out of the names."""
-    if type(model).__name__ == "DistributedDataParallel":
-        yield "", model
-        model = model.module
-    yield from model.named_modules()
+    """``named_modules`` with the ``module`` under a DDP wrapper left out of the names, at whatever depth the wrapper is."""
+    held: list[str] = []
+    for fqn, module in model.named_modules():
+        name = fqn
+        # An outer wrapper's part is further left: taking out from the right keeps the others' positions.
+        for prefix in reversed(held):
+            if fqn == prefix or fqn.startswith(f"{prefix}."):
+                name = name[: max(len(prefix) - len("module"), 0)] + name[len(prefix) + 1 :]
+        if type(module).__name__ == "DistributedDataParallel":
+            held.append(f"{fqn}.module" if fqn else "module")
+        yield name.rstrip("."), module

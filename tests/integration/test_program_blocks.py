@@ -38,7 +38,7 @@ def test_longest_list_by_default_and_globs_for_several_stacks():
     assert [fqn for fqn, _ in find_blocks(model)] == ["text.0", "text.1", "text.2"]
     assert [fqn for fqn, _ in find_blocks(model, ["vision.*", "text.*"])] == ["vision.0", "vision.1", "text.0", "text.1", "text.2"]
     assert [fqn for fqn, _ in find_blocks(model, ["text.[01]"])] == ["text.0", "text.1"]
-    with pytest.raises(ValueError, match="no module matches --blocks 'audio.*'"):
+    with pytest.raises(ValueError, match=r"no module matches --blocks 'audio\.\*'"):
         find_blocks(model, ["text.*", "audio.*"])
     with pytest.raises(ValueError, match="Linear has no ModuleList"):
         find_blocks(torch.nn.Linear(2, 2))

@@ -70,7 +70,7 @@ def test_layers_and_config_object():
     ],
 )
 def test_refusals_are_one_line(config, options, message):
-    with pytest.raises(ValueError, match=".") as refusal:
+    with pytest.raises(ValueError) as refusal:
         build_model(config, **options)
     assert message in str(refusal.value) and "\n" not in str(refusal.value)
 

@@ -37,14 +37,15 @@ def _all_to_first(rows: int, k: int, n: int, device: torch.device) -> torch.Tens
     return torch.arange(k, device=device).expand(rows, k)
 
 
-_POLICIES: dict[str, Callable[[int, int, int, torch.device], torch.Tensor]] = {
+_Policy = Callable[[int, int, int, torch.device], torch.Tensor]
+_POLICIES: dict[str, _Policy] = {
     "balanced": _balanced,
     "idle_and_single": _idle_and_single,
     "all_to_first": _all_to_first,
 }
 #: Names for `routing_policy`.
 ROUTING_POLICIES: tuple[str, ...] = tuple(_POLICIES)
-_routing = _balanced
+_routing: _Policy = _balanced
 
 
 @contextlib.contextmanager

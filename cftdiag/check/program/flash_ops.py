@@ -7,6 +7,7 @@ cumulative lengths for the variable-length form; the log-sum-exp is (batch, head
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,13 +23,16 @@ def _checked(q: torch.Tensor) -> None:
         raise RuntimeError(f"FlashAttention forward only supports head dimension at most {FLASH_MAX_HEAD_DIM}")
 
 
-def _attend(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, causal: bool, left: int, right: int, softcap: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """One batch of sequences in the kernels' layout; the last query is aligned with the last key."""
-    repeat = q.shape[-2] // k.shape[-2]
-    query, key, value = (t.float().transpose(-2, -3) for t in (q, k.repeat_interleave(repeat, -2), v.repeat_interleave(repeat, -2)))
-    scores = query @ key.transpose(-1, -2) * scale
+def _heads_first(t: torch.Tensor, heads: int) -> torch.Tensor:
+    """(..., length, kv_heads, head_dim) -> float32 (..., heads, length, head_dim), each kv head repeated for its group of query heads."""
+    return t.float().repeat_interleave(heads // t.shape[-2], -2).transpose(-2, -3)
+
+
+def _weights(
+    q: torch.Tensor, k: torch.Tensor, scale: float, causal: bool, left: int, right: int, softcap: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Scores before masking, attention weights and log-sum-exp; the last query is aligned with the last key."""
+    scores = _heads_first(q, q.shape[-2]) @ _heads_first(k, q.shape[-2]).transpose(-1, -2) * scale
     if softcap > 0:
         scores = softcap * torch.tanh(scores / softcap)
     row = torch.arange(q.shape[-3], device=q.device)[:, None] + k.shape[-3] - q.shape[-3]
@@ -38,9 +42,32 @@ def _attend(
         hidden |= column > row + (0 if causal else right)
     if left >= 0:
         hidden |= column < row - left
-    scores = scores.masked_fill(hidden, float("-inf"))
-    weights = torch.nan_to_num(torch.softmax(scores, -1))
-    return (weights @ value).transpose(-2, -3).to(q.dtype), torch.logsumexp(scores, -1)
+    masked = scores.masked_fill(hidden, float("-inf"))
+    return scores, torch.nan_to_num(torch.softmax(masked, -1)), torch.logsumexp(masked, -1)
+
+
+def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Output and log-sum-exp of one batch of sequences in the kernels' layout."""
+    _, weights, lse = _weights(q, k, *options)
+    return (weights @ _heads_first(v, q.shape[-2])).transpose(-2, -3).to(q.dtype), lse
+
+
+def _attend_backward(grad: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *options: Any) -> tuple[torch.Tensor, ...]:
+    """Gradients of `_attend`'s output with respect to q, k and v (the textbook formulas)."""
+    heads, (scale, *_, softcap) = q.shape[-2], options
+    scores, weights, _ = _weights(q, k, *options)
+    upper = _heads_first(grad, heads)
+    by_weight = upper @ _heads_first(v, heads).transpose(-1, -2)
+    by_score = weights * (by_weight - (by_weight * weights).sum(-1, keepdim=True)) * scale
+    if softcap > 0:
+        by_score = by_score * (1 - (scores / softcap) ** 2)
+    by_key = (by_score.transpose(-1, -2) @ _heads_first(q, heads), weights.transpose(-1, -2) @ upper)
+
+    def ungrouped(t: torch.Tensor) -> torch.Tensor:
+        return t.unflatten(-3, (k.shape[-2], -1)).sum(-3).transpose(-2, -3).to(q.dtype).contiguous()
+
+    by_query = (by_score @ _heads_first(k, heads)).transpose(-2, -3).to(q.dtype).contiguous()
+    return by_query, *map(ungrouped, by_key)
 
 
 @torch.library.custom_op("cftdiag::flash_attention", mutates_args=())
@@ -65,13 +92,7 @@ def flash_attention_backward(
     scale: float, causal: bool, left: int, right: int, softcap: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
     """Gradients of `flash_attention` with respect to q, k and v."""
-    return _gradients(lambda *qkv: _attend(*qkv, scale, causal, left, right, softcap)[0], grad, q, k, v)
-
-
-def _gradients(function: Any, grad: torch.Tensor, *inputs: torch.Tensor) -> Any:
-    with torch.enable_grad():
-        leaves = [t.detach().requires_grad_() for t in inputs]
-        return tuple(g.contiguous() for g in torch.autograd.grad(function(*leaves), leaves, grad))
+    return _attend_backward(grad, q, k, v, scale, causal, left, right, softcap)  # type: ignore[return-value]
 
 
 @flash_attention_backward.register_fake
@@ -91,7 +112,7 @@ def flash_attention_varlen(
 
 
 def _sequences(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ends_q: torch.Tensor, ends_k: torch.Tensor) -> Iterator[Any]:
-    for (a, b), (c, d) in zip(*((zip(e.tolist(), e.tolist()[1:], strict=False)) for e in (ends_q, ends_k)), strict=True):
+    for (a, b), (c, d) in zip(itertools.pairwise(ends_q.tolist()), itertools.pairwise(ends_k.tolist()), strict=True):
         yield q[a:b], k[c:d], v[c:d]
 
 
@@ -109,10 +130,11 @@ def flash_attention_varlen_backward(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
     """Gradients of `flash_attention_varlen` with respect to q, k and v."""
 
-    def forward(*qkv: torch.Tensor) -> torch.Tensor:
-        return torch.cat([_attend(*one, scale, causal, left, right, softcap)[0] for one in _sequences(*qkv, cu_seqlens_q, cu_seqlens_k)])
-
-    return _gradients(forward, grad, q, k, v)
+    options = (scale, causal, left, right, softcap)
+    ends = cu_seqlens_q.tolist()
+    grads = [grad[a:b] for a, b in itertools.pairwise(ends)]
+    parts = [_attend_backward(g, *qkv, *options) for g, qkv in zip(grads, _sequences(q, k, v, cu_seqlens_q, cu_seqlens_k), strict=True)]
+    return tuple(torch.cat(found) for found in zip(*parts, strict=True))  # type: ignore[return-value]
 
 
 @flash_attention_varlen_backward.register_fake

@@ -70,7 +70,7 @@ class Assembler:
         if state.code is not None:
             self._codes[cid] = state.code
         if live is not None:
-            state.arguments, state.parameters = live.arguments(), live.parameters()
+            state.arguments, state.parameters, state.self_name = live.arguments(), live.parameters(), live.self_name()
         self.owners.setdefault(cid, (state.block, state.block_class))
         if not state.missed:
             return []
@@ -91,7 +91,7 @@ class Assembler:
         misses = [reasons.parse(text) for text in found]
         if live is not None:
             counted = live.misses(misses)
-            state.arguments, state.parameters = live.arguments(), live.parameters()
+            state.arguments, state.parameters, state.self_name = live.arguments(), live.parameters(), live.self_name()
         else:
             counted = [(miss, None, {}) for miss in misses]
         if state.code is None:
@@ -119,6 +119,7 @@ class Assembler:
             "guard_block": state.guard_block,
             "arguments": state.arguments,
             "parameters": state.parameters,
+            "self": state.self_name,
             "fullgraph": state.fullgraph,
             "under_checkpoint": state.under_checkpoint,
         }

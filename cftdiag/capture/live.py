@@ -69,6 +69,14 @@ class LiveCompile:
         described = ((names.get(name, name), describe(value)) for name, value in self._argument_values())
         return {name: value for name, value in described if value is not None}
 
+    def self_name(self) -> str | None:
+        """The local that holds the block's own module (``self``, or whatever its author calls it); None where none does."""
+        code = self._code
+        if code is None or not code.co_argcount:
+            return None
+        first = code.co_varnames[0]
+        return first if self._module is not None and self._frame_locals.get(first) is self._module else None
+
     def parameters(self) -> dict[str, str]:
         """``args[0]`` -> parameter name of the block's ``forward``, for frames that take ``*args`` (wrappers, ``__call__``)."""
         code = self._code

@@ -91,6 +91,8 @@ def comment(text: str) -> tuple[str, str | None, Frame | None]:
     if not rest:
         return expression, None, None
     rest = rest.partition(" (HINT: ")[0]
+    # a range joins the places of its two ends; the last is the one that narrowed it
+    rest = re.split(r"\) and (?=\S)", rest)[-1]
     inner = re.search(r"\(([^()]+:\d+ in [^()]+)\)\s*$", rest)
     user = rest[: inner.start()] if inner else rest
     code, _, place = user.rpartition("  # ")

@@ -26,6 +26,9 @@ class Live(Protocol):
     def arguments(self) -> dict[str, Any]:
         """Tensor and scalar arguments of the compiled frame by parameter name."""
 
+    def self_name(self) -> str | None:
+        """The parameter that holds the block's own module."""
+
     def parameters(self) -> dict[str, str]:
         """``args[0]`` -> parameter name of the block's ``forward``."""
 
@@ -56,6 +59,7 @@ class Compile:
     under_checkpoint: bool = False
     arguments: dict[str, Any] = dataclasses.field(default_factory=dict)
     parameters: dict[str, str] = dataclasses.field(default_factory=dict)
+    self_name: str | None = None
     # a miss
     missed: bool = False
     time: float = 0.0

@@ -19,6 +19,7 @@ from torch._inductor.codegen.triton import TritonScheduling
 from torch._inductor.ir import Reduction, WelfordReduction
 from torch._inductor.utils import Placeholder
 from torch._inductor.virtualized import V
+from torch.utils.flop_counter import flop_registry
 
 from cftdiag.findings import Where
 from cftdiag.target.records import Extern, Kernel, Lowered, Split
@@ -151,10 +152,13 @@ def _origins(nodes: Iterable[Any]) -> list[torch.fx.Node]:
 def _aten(origins: Iterable[torch.fx.Node]) -> tuple[str, ...]:
     names = []
     for n in origins:
-        original = n.meta.get("original_aten") or n.target
-        packet = getattr(original, "overloadpacket", original)
-        names.append(str(getattr(packet, "_qualified_op_name", packet)).replace("::", "."))
+        names.append(_name(n.meta.get("original_aten") or n.target))
     return tuple(dict.fromkeys(names))
+
+
+def _name(operator: Any) -> str:
+    packet = getattr(operator, "overloadpacket", operator)
+    return str(getattr(packet, "_qualified_op_name", packet)).replace("::", ".")
 
 
 def _kernel(name: str, source: str, nodes: list[Any], kernel: Any) -> Kernel:
@@ -222,10 +226,22 @@ def _extern(node: Any) -> Extern | None:
     origins = _origins([node])
     if not hasattr(kernel, "python_kernel_name") or type(kernel).__name__ == "MultiOutput":
         return None
-    op = str(kernel.op_overload.overloadpacket._qualified_op_name).replace("::", ".") if isinstance(
-        getattr(kernel, "op_overload", None), torch._ops.OpOverload
-    ) else (_aten(origins) or (str(call),))[0]  # fmt: skip
-    return Extern(op=op, call=str(call), flops=node.estimate_flops(), bytes=int(node.get_read_write_buffers_sizes()), lines=lines_of(origins))
+    overload = getattr(kernel, "op_overload", None)
+    op = _name(overload) if isinstance(overload, torch._ops.OpOverload) else (_aten(origins) or (str(call),))[0]
+    flops = node.estimate_flops()
+    if flops is None:
+        flops = next(filter(None, (_formula(n) for n in origins if n.target is overload)), None)
+    return Extern(op=op, call=str(call), flops=flops, bytes=int(node.get_read_write_buffers_sizes()), lines=lines_of(origins))
+
+
+def _formula(node: torch.fx.Node) -> int | None:
+    """FLOPs by torch's formula for an operator of several outputs, which Inductor does not count: attention, nothing taken off for a causal mask."""
+    count = flop_registry.get(getattr(node.target, "overloadpacket", None))
+    if count is None:
+        return None
+    args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])  # type: ignore[misc]
+    flops = count(*args, **kwargs, out_val=node.meta["val"])
+    return hint(flops.node.expr) if isinstance(flops, torch.SymInt) else int(flops)
 
 
 def _peak(graph: Any) -> int | None:

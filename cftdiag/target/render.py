@@ -83,8 +83,14 @@ def _row(kernel: Mapping[str, Any]) -> list[str]:
         _span(u["stack"] for u in usages),
         _span(c["shared"] for c in configurations),
         _span(widths),
-        str(len(configurations)),
+        _configurations(configurations),
     ]
+
+
+def _configurations(configurations: Sequence[Mapping[str, Any]]) -> str:
+    """``3``, or with a device ``3, won by XBLOCK 8 num_warps 2``."""
+    won = next((c["settings"] for c in configurations if c.get("winner")), None)
+    return str(len(configurations)) + (f", won by {' '.join(f'{k} {v}' for k, v in won.items() if k != 'num_stages')}" if won else "")
 
 
 def _short(name: str, most: int = 48) -> str:

@@ -83,6 +83,26 @@ def test_inductor_trains_as_eager_does(fresh_dynamo: None, tiny: Path, tmp_path:
     assert compiled[0]["graphs"] == 2
 
 
+def test_compiled_artifacts_are_carried_to_the_next_start(tiny: Path, tmp_path: Path, run_python: Any) -> None:
+    code = """
+        import sys, trainer
+        tiny, out = sys.argv[1:]
+        trainer.run_training(dict(
+            model_name_or_path=tiny, random_init=True, data_path=tiny + "/data.jsonl", device="cpu", max_tokens_per_gpu=512, max_steps=1,
+            export=False, output_dir=out, compile_scope="loss", compile_backend="inductor", compile_cache=out + "/../artifacts"))
+        """
+    # Each start has an empty cache directory of its own: what is hit in the second came through the file.
+    first, second = (
+        run_python(code, str(tiny), str(tmp_path / name), env={"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / f"cache_{name}")}) for name in "ab"
+    )
+    assert "nothing saved yet" in first.stderr and "saved" in first.stderr
+    assert "artifacts" in second.stderr and "loaded" in second.stderr
+    events = [json.loads(line) for line in (tmp_path / "b" / "run" / "events" / "rank00000.jsonl").read_text().splitlines()]
+    outcomes = {(e["detail"]["cache"], e["detail"]["outcome"]) for e in events if e["kind"] == "cache"}
+    assert any(outcome == "hit" for _, outcome in outcomes), outcomes
+    assert not any(outcome == "miss" for _, outcome in outcomes), outcomes
+
+
 @pytest.mark.parametrize("scope", ["block", "loss", "model"])
 def test_a_request_that_compiles_nothing_is_an_error(fresh_dynamo: None, tiny: Path, tmp_path: Path, scope: str) -> None:
     torch.compiler.set_stance("force_eager")

@@ -76,6 +76,7 @@ def test_adaptive_ranks_are_a_graph_for_each_level(fresh_dynamo: None, tiny: Pat
     assert "_low" in compiled[0]["recompiles"][0]["reason"]
 
 
+@pytest.mark.slow
 def test_inductor_trains_as_eager_does(fresh_dynamo: None, tiny: Path, tmp_path: Path) -> None:
     eager = _train(tiny, tmp_path / "e", train_dtype="float32")
     compiled = _train(tiny, tmp_path / "c", train_dtype="float32", compile_scope="block+loss", compile_backend="inductor")
@@ -83,6 +84,7 @@ def test_inductor_trains_as_eager_does(fresh_dynamo: None, tiny: Path, tmp_path:
     assert compiled[0]["graphs"] == 2
 
 
+@pytest.mark.slow
 def test_compiled_artifacts_are_carried_to_the_next_start(tiny: Path, tmp_path: Path, run_python: Any) -> None:
     code = """
         import sys, trainer

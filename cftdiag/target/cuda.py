@@ -55,7 +55,7 @@ _CACHES = (
     "torch._inductor.utils:get_max_num_sms",
     "torch._inductor.utils:get_gpu_shared_memory",
     "torch._inductor.runtime.hints:DeviceProperties.create",
-    "torch._inductor.codecache:CacheBase.get_system",
+    "torch._inductor.codecache:CacheBase.get_local_cache_path",
 )
 
 
@@ -173,11 +173,14 @@ def _answers(spec: Device) -> dict[str, Any]:
 
 def patches(spec: Device, on_code: Callable[[Any, str], None] | None = None) -> list[Patch]:
     """What is replaced while a graph is lowered for ``spec``."""
+    system = {"device": {"name": spec.name}, "version": {"cuda": None, "triton": None}, "hash": spec.name}
     return [
         *(Patch(point=f"torch.cuda:{name}", new=value) for name, value in _answers(spec).items()),
         Patch(point="torch.version:cuda", new=torch.version.cuda or "13.0"),
         Patch(point="torch._subclasses.fake_tensor:FakeTensorMode.avoid_device_init", new=property(lambda self: True)),
         Patch(point="torch._inductor.graph:GraphLowering._compile_to_module", new=keep_code(on_code), parameters=("self",)),
+        # it hashes the whole of Triton, for caches that are off
+        Patch(point="torch._inductor.codecache:CacheBase.get_system", new=staticmethod(lambda: system), required=False),
         Patch(point="torch._inductor.utils:get_gpu_dram_gbps", new=lambda: spec.dram_gbps),
         Patch(point="torch._inductor.constant_folding:ConstantFolder.run", new=_fold_on_cpu(ConstantFolder.run), parameters=("self",)),
         Patch(point="torch._inductor.runtime.triton_helpers:set_driver_to_gpu", new=lambda: None),

@@ -41,8 +41,8 @@ def strip_wrappers(fqn: str) -> str:
 def find_blocks(model: torch.nn.Module, globs: Sequence[str] | None = None) -> Blocks:
     """The blocks of a model as (name without wrappers, module), in model order.
 
-    By default the children of the outermost ``ModuleList`` with the most children (the first of them on a tie); with ``globs`` every module whose name
-    matches one (``*`` does not cross a dot), so that several stacks can be named. ``ValueError`` when nothing is found.
+    By default the children of the outermost ``ModuleList`` with the most children (the first on a tie); with ``globs`` every module whose
+    name matches one (``*`` does not cross a dot), so that several stacks can be named. ``ValueError`` when nothing is found.
     """
     names = {strip_wrappers(fqn): module for fqn, module in model.named_modules() if fqn}
     if globs:

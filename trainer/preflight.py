@@ -45,6 +45,11 @@ def subject_of(config: TrainConfig, source: Source, data: Data) -> Subject:
     )
 
 
+def as_method(model: Any, method: str) -> None:
+    """Turn a plain causal LM into that of a method (``osft`` or ``lora``) with the default options, in place and without values."""
+    apply_method(model, TrainConfig(osft=method == "osft", lora=method == "lora", compile_model=True))
+
+
 def build() -> Subject:
     """Builder of the check's child processes: the configuration is in the environment."""
     config = TrainConfig.from_mapping(json.loads(os.environ[_CONFIG]))
@@ -53,7 +58,7 @@ def build() -> Subject:
     return subject_of(config, source, open_data(config, source.tokenizer, vocabulary=source.config.vocab_size, world=world))
 
 
-def check(config: TrainConfig, *, world: int, **options: Any) -> CheckReport:
+def check(config: TrainConfig, *, world: int, progress: Any = None, **options: Any) -> CheckReport:
     """Check ``config`` on ``world`` ranks; further ``options`` are fields of :class:`cftdiag.check.CheckOptions`."""
     asked = CheckOptions(
         model=f"{Path(__file__)}:build",
@@ -63,7 +68,7 @@ def check(config: TrainConfig, *, world: int, **options: Any) -> CheckReport:
         torch_config=static_settings(),
         **options,
     )
-    return run_check(asked)
+    return run_check(asked, progress)
 
 
 def preflight(config: TrainConfig, *, world: int) -> list[str]:

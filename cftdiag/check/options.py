@@ -66,6 +66,10 @@ class CheckOptions:
     """What becomes of samples beyond the model's positions: ``fatal``, ``truncate`` or ``drop``."""
     routing: str = "balanced"
     method: str = "full"
+    """Fine-tuning method of the trainer: ``full``, ``osft`` or ``lora``."""
+    transform: str | None = None
+    """``module:function``, called as ``function(model, method)`` on a model built from a config: how the command line brings the trainer's method
+    without the check knowing the trainer."""
     timeout: float = DEFAULT_TIMEOUT_S
     """Seconds for each pass."""
     trust_remote_code: bool = False

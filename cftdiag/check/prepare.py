@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import importlib
 import importlib.util
 import os
 import sys
@@ -72,6 +74,8 @@ def _from_config(recipe: Mapping[str, Any], o: CheckOptions) -> Prepared:
     layers: Any = {"all": None, "auto": "auto"}.get(o.layers, o.layers)
     try:
         model = build_model(load_config(source), attn=o.attn, dtype=o.dtype, layers=int(layers) if str(layers).isdigit() else layers, weights=real)
+        if o.transform is not None:
+            _transform(model, o.transform, o.method, weightless=not real)
         lengths = [_round_up(n, o.pad_to_multiple_of) for n in o.lengths]
         batches = make_batches(model.config, lengths=lengths, batch_size=o.batch_size, packed=o.packed, flash_varlen=o.flash_varlen, model=model)
     except ValueError as error:
@@ -83,6 +87,15 @@ def _from_config(recipe: Mapping[str, Any], o: CheckOptions) -> Prepared:
         shapes=[(b.batch_size, b.length) for b in batches],
         compile_kwargs={"dynamic": DYNAMIC[o.dynamic or "true"], "fullgraph": o.fullgraph, **o.compile_kwargs},
     )
+
+
+def _transform(model: torch.nn.Module, function: str, method: str, *, weightless: bool) -> None:
+    """Change the built model in place, as the program that trains it does; new parameters of a model without weights have no values either."""
+    module, _, name = function.partition(":")
+    with fastforward.SkipMode() if weightless else contextlib.nullcontext():
+        getattr(importlib.import_module(module), name)(model, method)
+    if weightless:
+        fastforward.mark_weights(model)
 
 
 def _from_subject(subject: Subject, o: CheckOptions) -> Prepared:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -20,6 +21,7 @@ from cftdiag.check.options import (
     DYNAMIC,
     FAIL_ON,
     FAST_FORWARD,
+    METHODS,
     ROUTING,
     SCOPES,
     CheckOptions,
@@ -27,9 +29,15 @@ from cftdiag.check.options import (
 from cftdiag.cli.options import Layers, Lengths, Setting, check_writable, debug_option, json_file, write_json
 from cftdiag.target import TARGETS
 
+if TYPE_CHECKING:
+    from cftdiag.check import CheckReport
+    from cftdiag.check.driver import Progress
+
 
 @click.command(short_help="Before training: will each block capture whole, what will recompile.")
-@click.option("--model", required=True, metavar="MODEL", help="A name of `cftdiag models`, a directory, a config.json, a hub id, or file.py:build.")
+@click.option("--model", metavar="MODEL", help="A name of `cftdiag models`, a directory, a config.json, a hub id, or file.py:build.")
+@click.option("--config", "config_path", metavar="RUN.YAML", help="Check what `python -m trainer --config RUN.YAML` would train, instead of --model.")
+@click.option("--method", type=click.Choice(METHODS), default="full", show_default=True, help="Fine-tuning method of the trainer.")
 @click.option("--attn", type=click.Choice(ATTENTIONS), help="Attention implementation.  [default: sdpa]")
 @click.option("--dtype", type=click.Choice([*DTYPES, *DTYPE_ALIASES]), metavar="DTYPE", help="Data type of the model.  [default: bfloat16]")
 @click.option("--dynamic", type=click.Choice(list(DYNAMIC)), help="Dynamic shapes; auto is torch's None.  [default: true; a Subject's own]")
@@ -78,7 +86,7 @@ from cftdiag.target import TARGETS
 @json_file
 @click.option("-q", "--quiet", is_flag=True, help="Print the verdict line alone.")
 @debug_option
-def check(fail_on: str, json_path: str | None, quiet: bool, plan_path: str | None, plots: str | None, **options: Any) -> int:
+def check(fail_on: str, json_path: str | None, quiet: bool, plan_path: str | None, plots: str | None, config_path: str | None, **options: Any) -> int:
     """Check, before training, whether torch.compile will hold.
 
     Builds the model without weights, runs its training step on the CPU, and reports for each block whether it captures as a whole graph,
@@ -87,6 +95,8 @@ def check(fail_on: str, json_path: str | None, quiet: bool, plan_path: str | Non
     A file.py:build function returns (model, batches) or a cftdiag.Subject; its model decides attention, dtype, lengths and layers by itself.
     """
     asked = CheckOptions(**options | {"torch_config": dict(options["torch_config"])})
+    if asked.method != "full":
+        asked = dataclasses.replace(asked, transform="trainer.preflight:as_method")
     check_writable(json_path)
     check_writable(plan_path)
     if asked.data is None and (plan_path or plots):
@@ -95,7 +105,7 @@ def check(fail_on: str, json_path: str | None, quiet: bool, plan_path: str | Non
     from cftdiag.report import live, terminal
 
     with live.progress(sys.stderr, quiet=quiet) as on_progress:
-        report = run_check(asked, on_progress)
+        report = run_check(asked, on_progress) if config_path is None else _check_config(config_path, options, on_progress)
     data = report.to_dict()
     # The terminal first: a disk that has filled up meanwhile must not cost the answer.
     if json_path != "-":
@@ -110,3 +120,22 @@ def check(fail_on: str, json_path: str | None, quiet: bool, plan_path: str | Non
         for path in save_plots(report.forecast, plots):
             click.echo(f"wrote {path}", err=True)
     return report.exit_code(fail_on)
+
+
+#: Options that mean the same with --config; all others are in the file.
+_WITH_CONFIG = ("timeout", "verify", "verify_budget", "depth", "target", "torch_config", "world_size")
+
+
+def _check_config(path: str, options: dict[str, Any], on_progress: Progress) -> CheckReport:
+    """Check the trainer's configuration: the same model, method, wrapping and packed rows, on ``--world-size`` ranks."""
+    context = click.get_current_context()
+    source = click.core.ParameterSource.COMMANDLINE
+    given = [name for name in options if context.get_parameter_source(name) == source and name not in _WITH_CONFIG]
+    if given:
+        raise click.UsageError(f"--{given[0].replace('_', '-')} is decided by {path}; change it there or drop --config")
+    from trainer import preflight
+    from trainer.config import TrainConfig
+
+    config = TrainConfig.from_yaml(path)
+    more = {name: options[name] for name in _WITH_CONFIG if name != "world_size"} | {"torch_config": dict(options["torch_config"])}
+    return preflight.check(config, world=options["world_size"], progress=on_progress, **more)

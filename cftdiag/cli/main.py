@@ -22,6 +22,7 @@ VERBS = {
     "doctor": ("cftdiag.cli.doctor", "What works on this machine and with this torch."),
     "run": ("cftdiag.cli.run", "Watch an unmodified training script, all its ranks."),
     "watch": ("cftdiag.cli.watch", "Live view of a run directory."),
+    "kernels": ("cftdiag.cli.kernels", "The generated code, kernel by kernel, for a device that need not be there."),
     "report": ("cftdiag.cli.report", "Render a saved check, a run or a TORCH_TRACE directory: terminal, JSON, Markdown, HTML, SARIF, JUnit."),
 }
 

@@ -56,8 +56,13 @@ class Lessons:
         self._frames.pop(self._number(step), None)
         self.version += 1
 
-    def learn(self, shapes: Sequence[Shape]) -> None:
-        """Run a few shapes of each variant eagerly, among them the shortest and the longest, until neighbours of unlike kind are found exactly."""
+    def learn(self, shapes: Sequence[Shape], also: Sequence[Shape] = ()) -> None:
+        """Run a few shapes of each variant eagerly, among them the shortest and the longest, until neighbours of unlike kind are found exactly.
+
+        ``also`` are run too: shapes whose real step is there to be compared with.
+        """
+        for shape in also:
+            self._eager(*shape.key)
         for variant in dict.fromkeys(s.variant for s in shapes):
             own = [s for s in shapes if s.variant == variant]
             lengths = sorted({s.length for s in own})
@@ -153,22 +158,22 @@ class Lessons:
 
 def _points(batches: Sequence[int], lengths: Sequence[int]) -> Iterator[tuple[int, int]]:
     """Shapes to learn from: the data's extremes and quartiles, every rank of batch, and a few that make a number tell which dimension it follows."""
-    main = batches[0]
     longer = [n for n in lengths if n > 1] or [2]
     quartiles = [longer[len(longer) * i // 4] for i in (1, 2, 3)] if len(longer) > 4 else longer
     chosen = sorted({longer[0], longer[-1], *quartiles})
     short = chosen[0]
     extra = [n for step in (1, 3, 7, 12) for n in (short - step, short + step) if n >= 2 and n not in chosen]
     chosen += extra[: max(0, 4 - len(chosen))]
-    if any(b != 1 for b in batches):
-        several = [b for b in batches if b != 1]
-        yield from ((several[0], n) for n in chosen)
+    several = [b for b in batches if b != 1]
+    if several:
         # one batch size would leave a size of 4 and a batch of 4 rows the same
-        yield from ((b, short) for b in [*several[1:4], max(several) + 1, max(several) + 3])
+        rows = [*several[:4], max(several) + 1, max(several) + 3]
+        yield from ((several[0], n) for n in chosen)
+        yield from ((b, short) for b in rows)
+        yield from ((b, 1) for b in rows if lengths[0] == 1)
     if 1 in batches:
         yield from ((1, n) for n in chosen)
-    if lengths[0] == 1:
-        yield from ((b, 1) for b in {main, max(batches), min(batches)})
+        yield from ((1, 1) for _ in range(lengths[0] == 1))
 
 
 def _domain(steps: Sequence[Step], others: Sequence[Step]) -> Condition:

@@ -63,6 +63,8 @@ class _Sweep:
         self.taught = False
         self.last: tuple[Shape, tuple[Described, ...], tuple[str | None, ...]] | None = None
         self.surprise: str | None = None
+        self.early: list[tuple[Shape, Step]] = []
+        """Steps really run before anything was learnt."""
         self.done: set[tuple[int, int, str]] = set()
 
     def go(self, warm: Sequence[Shape]) -> Outcome:
@@ -83,13 +85,26 @@ class _Sweep:
         return self.out
 
     def teach(self) -> None:
-        """Learn from steps run eagerly, then see that the guards' answers for the step just run are what happened."""
+        """Learn from steps run eagerly, the steps really run so far among them; then see whether those were as the lessons say."""
+        self.taught = True
         if not self.codes:
             self.by_running("no region was compiled")
-            return
-        self.lessons.learn(self.shapes)
-        self.taught = True
+        else:
+            self.lessons.learn(self.shapes, [shape for shape, _ in self.early])
+        for shape, step in self.early:
+            self.learn_from(shape, step)
+        self.early.clear()
         self.verify()
+
+    def learn_from(self, shape: Shape, step: Step) -> None:
+        """Compare a step really run with the lessons, then add it to them."""
+        if not step.calls:
+            return
+        if not self.out.by_running and self.surprise is None:
+            self.surprise = self.lessons.differs(step)
+        self.lessons.add(step)
+        if shape.key in self.out.visits:
+            self.out.kinds[shape.key] = self.lessons.kind(shape)
 
     # ---- one shape of the data ----
 
@@ -133,13 +148,14 @@ class _Sweep:
         self.cached = {code: entries(code) for code in self.codes.values()}
         self.done.add(shape.key)
         self.last = shape, tuple(calls), tuple(cell)
-        step = Step(*shape.key, tuple(calls))
-        self.surprise = self.lessons.differs(step) if self.taught and not self.out.by_running and not self.out.stopped else None
-        if calls and not self.out.stopped:
-            self.lessons.add(step)
         if shape.step:
-            self.out.visits[shape.key] = tuple(cell)
-            self.out.kinds[shape.key] = self.lessons.kind(shape) if calls and not self.out.stopped else -1
+            self.out.visits[shape.key], self.out.kinds[shape.key] = tuple(cell), -1
+        if not self.out.stopped:
+            step = Step(*shape.key, tuple(calls))
+            if self.taught:
+                self.learn_from(shape, step)
+            else:
+                self.early.append((shape, step))
 
     def take(self, shape: Shape, events: Sequence[Event]) -> None:
         for event in events:
@@ -213,7 +229,7 @@ class _Sweep:
         assert self.last is not None
         shape, _, real = self.last
         why = self.surprise
-        if why is None:
+        if why is None and not self.out.by_running:
             try:
                 asked = self.ask(shape)
             except Unexplained as error:

@@ -6,10 +6,13 @@ import contextlib
 import dataclasses
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
+
+Value = TypeVar("Value")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,3 +50,21 @@ def process_group(device: str) -> Iterator[Ranks]:
             yield Ranks(rank=dist.get_rank(), world=dist.get_world_size(), device=here)
         finally:
             dist.destroy_process_group()
+
+
+def on_rank_zero(make: Callable[[], Value]) -> Value | None:
+    """What ``make()`` returns on rank 0, None on the others; a ``ValueError`` of rank 0 is raised on all. Collective.
+
+    Without it the others would wait for a rank that has left, and each would end with a traceback of its own.
+    """
+    value: Value | None = None
+    message: list[str | None] = [None]
+    if dist.get_rank() == 0:
+        try:
+            value = make()
+        except ValueError as error:
+            message = [str(error)]
+    dist.broadcast_object_list(message, src=0)
+    if message[0] is not None:
+        raise ValueError(message[0])
+    return value

@@ -19,12 +19,13 @@ from trainer.cache import load_cache, save_cache
 from trainer.compile import compile_settings
 from trainer.config import TrainConfig
 from trainer.data import Data, open_data
-from trainer.distributed import Ranks, process_group
+from trainer.distributed import Ranks, on_rank_zero, process_group
 from trainer.export import export
 from trainer.metrics import Metrics, flops_per_token, memory, peak_flops
 from trainer.model import Source, dtype_of, model_class, open_source
 from trainer.optim import learning_rate, make_optimizer
 from trainer.plan import Plan, check_fingerprint, read_plan, warm
+from trainer.preflight import preflight
 from trainer.program import Program, build, lookup_backend
 from trainer.recording import Recording
 from trainer.step import Stepper
@@ -51,23 +52,17 @@ def run(config: TrainConfig) -> RunResult:
     if plan is not None:
         config = dataclasses.replace(config, **plan.options)
     with process_group(config.device) as ranks:
-        source = _rank_zero_first(lambda: open_source(config))
+        # Rank 0 first: it writes what the others read (the demo's files).
+        source = on_rank_zero(lambda: open_source(config)) or open_source(config)
         recording = Recording(rank=ranks.rank)
         with recording.recorder, compile_settings(config.scope, plan.torch if plan else {}) as settings:
             return _run(config, ranks, source, recording, settings, out, plan)
 
 
-def _rank_zero_first(make: Any) -> Any:
-    """Rank 0 may write what the others read (the demo's files)."""
-    value = make() if dist.get_rank() == 0 else None
-    dist.barrier()
-    return value if dist.get_rank() == 0 else make()
-
-
 def _run(
     config: TrainConfig, ranks: Ranks, source: Source, recording: Recording, settings: dict[str, Any], out: Path, plan: Plan | None
 ) -> RunResult:
-    notes = _preflight(config, ranks) if config.preflight else []
+    notes = (on_rank_zero(lambda: preflight(config, world=ranks.world)) or []) if config.preflight else []
     data = open_data(config, source.tokenizer, vocabulary=source.config.vocab_size, world=ranks.world, report=notes.append)
     found = checkpoint.resolve(config.resume, out / "checkpoints") if config.resume else None
     state = checkpoint.read_state(found) if found else None
@@ -98,22 +93,6 @@ def _run(
                 warm(program, plan)
                 metrics.say(f"warmed {len(plan.lengths)} regimes in {recording.step()['compile_seconds']:.1f} s of compiling")
             return _Trainer(config, program, data, recording, metrics, optimizer, out, ranks).train(state)
-
-
-def _preflight(config: TrainConfig, ranks: Ranks) -> list[str]:
-    """Rank 0 checks; all ranks stop when it finds that a block would break."""
-    from trainer.preflight import preflight
-
-    outcome: list[Any] = [None, None]
-    if ranks.rank == 0:
-        try:
-            outcome[0] = preflight(config, world=ranks.world)
-        except ValueError as error:
-            outcome[1] = str(error)
-    dist.broadcast_object_list(outcome, src=0)
-    if outcome[1] is not None:
-        raise ValueError(outcome[1])
-    return outcome[0]
 
 
 class _Trainer:

@@ -15,6 +15,7 @@ from trainer import lora
 from trainer.attention import needs_boundaries
 from trainer.compile import Compiler
 from trainer.config import TrainConfig
+from trainer.distributed import on_rank_zero
 from trainer.loss import verify_head
 from trainer.model import Source, build_meta, dtype_of, load_weights, open_source
 from trainer.osft import surgery
@@ -67,10 +68,7 @@ def build(
     dtype = dtype_of(config.dtype) if config.dtype else torch.bfloat16 if device.type == "cuda" else stored
     model = build_meta(source, dtype=stored)
 
-    plain = None
-    if weights and dist.get_rank() == 0:
-        plain = load_weights(source, dtype=stored, seed=config.seed)
-        verify_head(plain)
+    plain = on_rank_zero(lambda: _plain(source, stored, config.seed)) if weights else None
     targets = apply_method(model, config, ranks=ranks, plain=plain, calibration=calibration if weights else None)
 
     compiler = Compiler(config.scope, (wrap_backend or lookup_backend)(config.backend), dynamic=config.dynamic)
@@ -83,6 +81,12 @@ def build(
         model=model, blocks=blocks, compiler=compiler, targets=targets, mesh=mesh, source=source,
         varlen=needs_boundaries(source.attn), device=device, dtype=dtype,
     )  # fmt: skip
+
+
+def _plain(source: Source, dtype: torch.dtype, seed: int) -> nn.Module:
+    model = load_weights(source, dtype=dtype, seed=seed)
+    verify_head(model)
+    return model
 
 
 def apply_method(

@@ -65,7 +65,7 @@ def check(config: TrainConfig, *, world: int, progress: Any = None, **options: A
         env={_CONFIG: json.dumps(config.to_dict()), _WORLD: str(world)},
         ac=config.ac,
         world_size=world,
-        torch_config=static_settings(),
+        torch_config=static_settings() | dict(options.pop("torch_config", {})),
         **options,
     )
     return run_check(asked, progress)

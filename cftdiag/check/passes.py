@@ -61,6 +61,7 @@ class _Pass:
             # the way the subject itself compiles goes first: its recompiles are the ones that training would meet
             whole = self.prepared.compile_kwargs.get("fullgraph") and self.subject.wrap is None
             self.mode = "fullgraph" if whole else "collect"
+        self.model_class = type(self.subject.model).__name__  # before FSDP2 gives it a class of its own
         self.build_seconds = time.monotonic() - started
         self.watch = Watch(isolate=self.mode == "fullgraph", keep_calls=self.mode == "numerics")
         self.watch.marks = {"mark_dynamic": options.mark_dynamic, "mark_unbacked": options.mark_unbacked}
@@ -212,7 +213,7 @@ class _Pass:
                 "depth": self.depth,
                 "weightless": self.prepared.weightless,
                 "parameters": sum(p.numel() for p in model.parameters()),
-                "model_class": type(model).__name__,
+                "model_class": self.model_class,
                 "model_type": getattr(getattr(model, "config", None), "model_type", None),
                 "compile_kwargs": {k: _jsonable(v) for k, v in kwargs.items() if k != "backend"},
                 "wrap": self.subject.wrap is not None,

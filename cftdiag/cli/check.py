@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from cftdiag.check.errors import CheckError, InputError
 from cftdiag.check.forecast.lengths import OVER_LONG
 from cftdiag.check.options import (
     AC_MODES,
@@ -136,6 +137,10 @@ def _check_config(path: str, options: dict[str, Any], on_progress: Progress) -> 
     from trainer import preflight
     from trainer.config import TrainConfig
 
-    config = TrainConfig.from_yaml(path)
     more = {name: options[name] for name in _WITH_CONFIG if name != "world_size"} | {"torch_config": dict(options["torch_config"])}
-    return preflight.check(config, world=options["world_size"], progress=on_progress, **more)
+    try:
+        return preflight.check(TrainConfig.from_yaml(path), world=options["world_size"], progress=on_progress, **more)
+    except CheckError:
+        raise
+    except ValueError as error:
+        raise InputError(str(error)) from error

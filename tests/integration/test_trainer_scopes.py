@@ -138,3 +138,22 @@ def test_a_checkpoint_of_another_method_is_refused(tiny: Path, tmp_path: Path) -
         _train(tiny, tmp_path, max_steps=2, resume="auto", osft=True)
     with pytest.raises(ValueError, match=r"lacks .* of the model's keys"):
         _train(tiny, tmp_path, max_steps=2, resume="auto", lora=True)
+
+
+def test_gradients_are_projected_before_they_are_clipped(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    norms = []
+    step = torch.optim.AdamW.step
+
+    def watched(self: torch.optim.AdamW, *args: Any, **kwargs: Any) -> Any:
+        grads = [p.grad.full_tensor() for group in self.param_groups for p in group["params"] if p.grad is not None]
+        norms.append(torch.stack([g.square().sum() for g in grads]).sum().sqrt().item())
+        return step(self, *args, **kwargs)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", watched)
+    # Large initial weights, so that the targets have a share in the norm that shows.
+    demo.config(num_hidden_layers=2, hidden_size=32, intermediate_size=48, initializer_range=0.3).save_pretrained(tmp_path)
+    demo.tokenizer().save_pretrained(tmp_path)
+    records = _train(tiny, tmp_path / "out", model_name_or_path=str(tmp_path), osft=True, max_grad_norm=0.1)
+    # Clipped first, the projection would leave less than the limit.
+    assert norms == pytest.approx([0.1] * 3, rel=2e-6)
+    assert all(r["grad_norm"] < r["grad_norm_raw"] * (1 - 1e-3) for r in records)

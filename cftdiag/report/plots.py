@@ -9,6 +9,8 @@ from typing import Any
 #: Colours that stay apart for most kinds of colour blindness (Okabe and Ito, 2008).
 _COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999")
 _EAGER = "#000000"
+#: Batch sizes up to which each has a band of its own.
+_BANDS = 12
 #: Regimes that the legend writes out.
 _NAMED = 12
 
@@ -27,20 +29,19 @@ def regime_figure(forecast: Mapping[str, Any]) -> Any:
     figure = Figure(figsize=(10, 6.5), layout="constrained")
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
     regimes = list(forecast.get("regimes") or ())
-    most = max(visits for *_, visits in points)
+    place = _Places(points, regimes)
     for i, regime in enumerate(regimes):
         own = [p for p in points if p[0] == regime["id"]]
         label = _label(regime) if i < _NAMED else None
-        upper.scatter(*_places(own), s=_areas(own, most), color=_COLOURS[i % len(_COLOURS)], alpha=0.75, label=label, linewidths=0)
+        upper.scatter(*place(own, i), s=place.areas(own), color=_COLOURS[i % len(_COLOURS)], alpha=0.75, label=label, linewidths=0)
     eager = [p for p in points if p[0] is None]
     if eager:
-        upper.scatter(*_places(eager), s=_areas(eager, most), color=_EAGER, marker="x", label="no graph: eager or not foreseen")
-    shown = [r["representative"] for r in regimes]
-    upper.scatter([r["length"] for r in shown], [r["batch_size"] for r in shown], marker="+", s=120, color="black", label="warm with this", zorder=3)
-    sizes = sorted({p[1] for p in points} | {r["batch_size"] for r in shown})
-    if len(sizes) <= 12:
-        upper.set_yticks(sizes)
-    upper.set_ylim(min(sizes) - 0.8, max(sizes) + 0.8)
+        upper.scatter(*place(eager, len(regimes)), s=place.areas(eager), color=_EAGER, marker="x", label="no graph: eager or not foreseen")
+    for i, regime in enumerate(regimes):
+        shown = regime["representative"]
+        where = place([[regime["id"], shown["batch_size"], shown["length"], 1]], i)
+        upper.scatter(*where, marker="+", s=120, color="black", label=None if i else "warm with this", zorder=3)
+    place.ticks(upper)
     upper.set_ylabel("batch size B (rows)")
     upper.set_title(_title(forecast, len(regimes)))
     # outside of the axes, below the figure: bounds are long and must hide no point
@@ -80,12 +81,29 @@ def _label(regime: Mapping[str, Any]) -> str:
     return f"{regime['id']}: {bounds}" + (f" ({', '.join(variants)})" if variants else "") + f" - {regime['visits']:,}x"
 
 
-def _places(points: Sequence[Sequence[Any]]) -> tuple[list[int], list[int]]:
-    return [p[2] for p in points], [p[1] for p in points]
+class _Places:
+    """Where shapes are drawn: few batch sizes are bands in which each regime has a line of its own, so that no regime hides another."""
 
+    def __init__(self, points: Sequence[Sequence[Any]], regimes: Sequence[Mapping[str, Any]]) -> None:
+        self.sizes = sorted({p[1] for p in points} | {r["representative"]["batch_size"] for r in regimes})
+        self.lanes = len(regimes) + any(p[0] is None for p in points)
+        self.most = max(p[3] for p in points)
+        self.banded = len(self.sizes) <= _BANDS
 
-def _areas(points: Sequence[Sequence[Any]], most: int) -> list[float]:
-    return [16 + 184 * p[3] / most for p in points]
+    def __call__(self, points: Sequence[Sequence[Any]], lane: int) -> tuple[list[int], list[float]]:
+        """(lengths, heights) of the shapes of one regime."""
+        offset = 0.7 * ((lane + 0.5) / self.lanes - 0.5)
+        return [p[2] for p in points], [self.sizes.index(p[1]) - offset if self.banded else float(p[1]) for p in points]
+
+    def areas(self, points: Sequence[Sequence[Any]]) -> list[float]:
+        """Square points, by visits."""
+        return [16 + 184 * p[3] / self.most for p in points]
+
+    def ticks(self, axes: Any) -> None:
+        """Batch sizes on the axis."""
+        if self.banded:
+            axes.set_yticks(range(len(self.sizes)), [str(size) for size in self.sizes])
+            axes.set_ylim(-0.5, len(self.sizes) - 0.5)
 
 
 def _histogram(axes: Any, points: Sequence[Sequence[Any]]) -> None:

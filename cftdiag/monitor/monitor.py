@@ -147,6 +147,7 @@ class Monitor:
         self.alarms.clear()
         self.steps = 0
         self._manual = False
+        self._microstep = 0
         self._pid = os.getpid()
         self._journal: Journal | None = None
         self._begun = False
@@ -203,37 +204,41 @@ class Monitor:
     # -- called by torch -----------------------------------------------------------------------------------------------------------------------
 
     def _optimizer_stepped(self, optimizer: Any) -> None:
+        # Runs once a step: few calls, for each is a cache miss after the milliseconds of torch before it.
         if self._manual or not self._open:
             return
         try:
-            ended = self._clock.stepped(optimizer)
-        except TypeError:  # an optimizer that cannot be referenced weakly: each of its steps counts
-            ended = True
-        if ended:
-            self._guarded(self._ended)
+            if self._clock.stepped(optimizer):
+                self._ended()
+        except Exception as error:  # noqa: BLE001 - runs inside the user's training, which a bug of ours must not reach
+            self._warn(f"internal error at a step's end: {type(error).__name__}: {error}")
+        if self._boundary is not None:
             self._raise_at_boundary()
 
     def _ended(self) -> None:
         now = time.perf_counter()
         with self._lock:
-            self.steps += 1
+            self.steps = step = self.steps + 1
             seconds, self._step_started = now - self._step_started, now
             shapes, self._shapes = self._shapes, []
-            self._recorder.step = self.steps + 1
-            self._recorder.microstep = 0
+            self._recorder.step = step + 1
+            if self._microstep:
+                self._recorder.microstep = self._microstep = 0
             if not self._begun:
                 self._begin()
-            if self._journal is not None and self._journal.step(self.steps, seconds, shapes, now):
+            if self._journal is not None and self._journal.step(step, seconds, shapes, now):
                 self._tick()
-            for sink in self._sinks:
-                self._to_sink(sink, "step", self.steps, seconds)
-            if self._watched.pending or self.steps == self._warmup_steps + 1:
+            if self._sinks:
+                for sink in list(self._sinks):
+                    self._to_sink(sink, "step", step, seconds)
+            if self._watched.pending or step == self._warmup_steps + 1:
                 self._check_watched()
-            if self._max_steps is not None and self.steps >= self._max_steps:
+            if step == self._max_steps:
                 self._boundary = self._boundary or SystemExit(0)
 
     def _on_batch(self, shape: tuple[int, int] | None) -> None:
-        self._recorder.microstep += 1
+        self._microstep += 1
+        self._recorder.microstep = self._microstep
         if shape is not None and len(self._shapes) < KEEP_SHAPES:
             self._shapes.append(shape)
 

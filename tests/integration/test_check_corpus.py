@@ -20,9 +20,7 @@ CASES = sorted((ROOT / "tests/cases").glob("[0-9]*.py")) + sorted((ROOT / "tests
 
 @cache
 def reports() -> dict[str, dict]:
-    ran = subprocess.run(
-        [sys.executable, "-m", "tests.cases.runner", *map(str, CASES)], cwd=ROOT, capture_output=True, text=True, timeout=1500
-    )
+    ran = subprocess.run([sys.executable, "-m", "tests.cases.runner", *map(str, CASES)], cwd=ROOT, capture_output=True, text=True, timeout=1500)
     lines = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("{")]
     assert len(lines) == len(CASES), ran.stderr[-3000:]
     return {line["case"]: line for line in lines}

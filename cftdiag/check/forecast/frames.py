@@ -6,6 +6,7 @@ formula; then locals for any shape are made of tensors that have the right geome
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import mmap
 from collections.abc import Iterator, Mapping, Sequence
@@ -107,23 +108,18 @@ def global_state() -> tuple[Any, ...]:
     return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
 
 
-@dataclasses.dataclass
-class restored:
-    """Context manager: the global state in which a call was made."""
-
-    state: tuple[Any, ...]
-
-    def __enter__(self) -> None:
-        grad, inference, autocast, dtype = self.state
-        self._contexts = [torch.inference_mode(inference), torch.set_grad_enabled(grad)]
-        if autocast:
-            self._contexts.append(torch.autocast("cpu", dtype=dtype))
-        for context in self._contexts:
-            context.__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        for context in reversed(self._contexts):
-            context.__exit__(*error)
+@contextlib.contextmanager
+def restored(state: tuple[Any, ...]) -> Iterator[None]:
+    """The global state in which a call was made."""
+    if state == global_state():
+        yield
+        return
+    grad, inference, autocast, dtype = state
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.inference_mode(inference))
+        stack.enter_context(torch.set_grad_enabled(grad))
+        stack.enter_context(torch.autocast("cpu", dtype=dtype, enabled=autocast))
+        yield
 
 
 # ---- locals for any shape ----

@@ -41,8 +41,9 @@ format: $(STAMP)  ## format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(STAMP)  ## the check against torch._dynamo.explain: seconds and memory, in one run
+bench: $(STAMP)  ## the check against torch._dynamo.explain, what the monitor costs
 	$(BIN)/python -m tests.bench.check_vs_explain $(BENCH_ARGS)
+	$(BIN)/python -m tests.bench.monitor_cost
 
 catalogue: $(STAMP)  ## check every model of the catalogue under three attentions; writes docs/viability.md, goes on where it stopped
 	$(BIN)/python -m cftdiag.check.viability $(CATALOGUE_ARGS)

@@ -93,7 +93,7 @@ def run_check(options: CheckOptions, progress: Progress | None = None) -> CheckR
     cannot do it. Children are stopped whatever happens, Ctrl-C included.
     """
     if options.model is None:
-        raise InputError("no model given; name one of `cftdiag models`, a directory, a config.json, a hub id or file.py:build")
+        raise InputError("no model given; give --model with one of `cftdiag models`, a directory, a config.json, a hub id or file.py:build")
     recipe = resolve(options.model)
     if recipe["type"] == "file":
         options.for_subject()

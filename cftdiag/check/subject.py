@@ -74,7 +74,7 @@ def resolve(model: str) -> dict[str, Any]:
     from cftdiag.check import catalogue
 
     if not model or not model.strip():
-        raise InputError("no model given; name one of `cftdiag models`, a directory, a config.json, a hub id or file.py:build")
+        raise InputError("no model given; give --model with one of `cftdiag models`, a directory, a config.json, a hub id or file.py:build")
     path, _, attribute = model.rpartition(":")
     if path.endswith(".py"):
         if not attribute.isidentifier():

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 @click.option("--compile-scope", type=click.Choice(SCOPES), default="block", show_default=True, help="What is compiled.")
 @click.option(
     "--compile-backend",
+    envvar="TORCH_COMPILE_BACKEND",
     metavar="NAME",
     help="torch.compile backend; also read from TORCH_COMPILE_BACKEND.  [default: the depth's own]",
 )

@@ -18,6 +18,9 @@ from cftdiag.check.forecast.keep import unchanged
 from cftdiag.check.forecast.lengths import Shape
 from cftdiag.check.forecast.regimes import Kind
 
+#: Lengths, and batch sizes, that each kind of step is seen with, where the model takes them.
+SEVERAL = 4
+
 Codes = dict[tuple[str, int, str], CodeType]
 
 
@@ -70,8 +73,9 @@ class Lessons:
             for batch, length in _points(batches, lengths):
                 self._eager(batch, length, variant)
             for single in {b == 1 for b in batches}:
-                batch = next(b for b in batches if (b == 1) is single)
+                batch = min(b for b in batches if (b == 1) is single)
                 self._bisect(batch, sorted({s.length for s in own if (s.batch_size == 1) is single and s.length > 1}), variant)
+            self._deepen(batches, lengths, variant)
 
     def _eager(self, batch: int, length: int, variant: str) -> Step | None:
         key = batch, length, variant
@@ -101,6 +105,22 @@ class Lessons:
                     a = middle
                 else:
                     b = middle
+
+    def _deepen(self, batches: Sequence[int], lengths: Sequence[int], variant: str) -> None:
+        """See several lengths and several batch sizes of each kind: a size of 4 and a batch of 4 rows must not look the same."""
+        for number in {self._number(s) for s in self._steps.values() if s.variant == variant}:
+            steps = [s for s in self._steps.values() if self._number(s) == number]
+            batch, low, high = steps[0].batch, min(s.length for s in steps), max(s.length for s in steps)
+            inside = [n for n in lengths if low < n < high]
+            near = [low + 1, high - 1, low - 1, high + 1, low + 3, high - 3, low + 7, low - 7, low + 12]
+            wanted = [inside[len(inside) * i // 4] for i in (1, 2, 3)] if len(inside) > 3 else inside
+            for n in [*wanted, *near] if low > 1 else ():
+                if n > 1 and len({s.length for s in self._steps.values() if self._number(s) == number}) < SEVERAL:
+                    self._eager(batch, n, variant)
+            most = max(*batches, batch)
+            for b in [*(b for b in batches if b > 1), most + 1, most + 3, most + 5] if batch > 1 else ():
+                if len({s.batch for s in self._steps.values() if self._number(s) == number}) < SEVERAL:
+                    self._eager(b, low, variant)
 
     # ---- what follows ----
 
@@ -157,23 +177,13 @@ class Lessons:
 
 
 def _points(batches: Sequence[int], lengths: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Shapes to learn from: the data's extremes and quartiles, every rank of batch, and a few that make a number tell which dimension it follows."""
+    """Shapes to begin with: the data's shortest, longest and quartiles for several rows and for one; one token where the data has it."""
     longer = [n for n in lengths if n > 1] or [2]
-    quartiles = [longer[len(longer) * i // 4] for i in (1, 2, 3)] if len(longer) > 4 else longer
-    chosen = sorted({longer[0], longer[-1], *quartiles})
-    short = chosen[0]
-    extra = [n for step in (1, 3, 7, 12) for n in (short - step, short + step) if n >= 2 and n not in chosen]
-    chosen += extra[: max(0, 4 - len(chosen))]
-    several = [b for b in batches if b != 1]
-    if several:
-        # one batch size would leave a size of 4 and a batch of 4 rows the same
-        rows = [*several[:4], max(several) + 1, max(several) + 3]
-        yield from ((several[0], n) for n in chosen)
-        yield from ((b, short) for b in rows)
-        yield from ((b, 1) for b in rows if lengths[0] == 1)
-    if 1 in batches:
-        yield from ((1, n) for n in chosen)
-        yield from ((1, 1) for _ in range(lengths[0] == 1))
+    quartiles = [longer[len(longer) * i // 4] for i in (1, 2, 3)]
+    for batch in {min((b for b in batches if b > 1), default=1), min(batches)}:
+        yield from ((batch, n) for n in sorted({longer[0], longer[-1], *quartiles}))
+        if lengths[0] == 1:
+            yield batch, 1
 
 
 def _domain(steps: Sequence[Step], others: Sequence[Step]) -> Condition:

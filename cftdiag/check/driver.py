@@ -7,6 +7,7 @@ import os
 import platform
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -112,8 +113,8 @@ def check(subject: Any, batches: Sequence[Mapping[str, Any]] | None = None, *, p
     """
     try:
         parsed = CheckOptions(**options)
-    except TypeError as error:
-        raise InputError(f"unknown option: {error}") from error
+    except (TypeError, AttributeError) as error:
+        raise InputError(f"an unknown option or one of a wrong type: {error}") from error
     if isinstance(subject, str):
         return run_check(dataclasses.replace(parsed, model=subject), progress)
     live = as_subject(subject if isinstance(subject, Subject) else (subject, batches or ()), "check()")
@@ -125,7 +126,27 @@ def check(subject: Any, batches: Sequence[Mapping[str, Any]] | None = None, *, p
 
     if LiveFork.safe():
         return Driver(recipe, parsed, LiveFork(run), progress).run()
-    return Driver(recipe, parsed, None, progress, in_process=run).run()
+    if parsed.ac != "none" or parsed.world_size > 1:
+        raise EnvironmentUnfit(
+            "checkpointing and FSDP2 would change the live model, and this process has other threads or a GPU and so cannot be forked; "
+            "give file.py:build instead"
+        )
+
+    def run_here(task: Mapping[str, Any], send: Callable[[dict[str, Any]], None]) -> None:
+        # a copy of the model and a Dynamo of its own: nothing of the caller's is changed but compiled code, which is compiled again when needed
+        import copy
+
+        import torch
+
+        torch._dynamo.reset()
+        try:
+            run_task(task, send, dataclasses.replace(live, model=copy.deepcopy(live.model)))
+        finally:
+            torch._dynamo.reset()
+
+    driver = Driver(recipe, parsed, None, progress, in_process=run_here)
+    driver.notes.append("checked in this process, on a copy of the model, without a time limit: it has other threads or a GPU and cannot be forked")
+    return driver.run()
 
 
 class Driver:
@@ -376,7 +397,9 @@ class Driver:
     def blame(self, first: PassResult) -> None:
         """A failure that the program also has without compiling is the program's: exit 2, not a finding."""
         if first.program is None:
-            raise EnvironmentUnfit(f"the model could not be built: {first.detail or 'no reason given'}; use a smaller model or more memory")
+            if first.outcome == "timeout":
+                raise EnvironmentUnfit(f"the model was not built within {self.options.timeout:.0f} s; raise --timeout or take fewer --layers")
+            raise EnvironmentUnfit(f"the process that builds the model ended: {first.detail or 'no reason given'}")
         raised = first.raised
         if raised is None or raised["compile"] or self.launcher is None:
             return
@@ -427,6 +450,9 @@ class Driver:
         }
         if numerics is not None:
             probes["numerics"] = numerics
+        if self.options.compile_scope == "none":
+            self.notes.append("nothing was compiled, as --compile-scope none asks")
+            probes.pop("calls")
         if main.raised is not None:
             probes["captured_error"] = {"type": main.raised["error"], "message": main.raised["message"]}
         if main.outcome == "ok" and main.raised is None and not program["wrap"]:
@@ -439,7 +465,7 @@ class Driver:
             blocks=tuple(Block(fqn=b["fqn"], cls=b["class"], kind=b["kind"], index=b["index"]) for b in program["blocks"]),
             lengths=tuple(s["length"] for s in program["steps"]),
             batch_sizes=tuple(s["batch_size"] for s in program["steps"]),
-            graphs=_graphs(result, program["wrap"]),
+            graphs=None if self.options.compile_scope == "none" else _graphs(result, program["wrap"]),
             ran=result.get("graphs", {}),
             fullgraph=captured,
             fullgraph_breaks=tuple(e for e in whole.events if e.kind in ("graph_break", "error")) if whole is not None and whole is not main else (),
@@ -541,14 +567,17 @@ class Driver:
 
     def causes(self, events: Sequence[Event], context: Context) -> dict[str, str]:
         """Compile id -> cause, for every recompile."""
-        # each alone, so that the finding is this event's; facts that are not events would speak up too
+        # each with what came before it, which tells a change in time from a difference between blocks; facts that are not events stay out
         alone = dataclasses.replace(context, probes={}, graphs=None, fullgraph_breaks=())
-        found = {}
-        for event in events:
+        found: dict[str, str] = {}
+        met: Counter[str] = Counter()
+        for i, event in enumerate(events):
             if event.kind == "recompile" and event.compile_id is not None:
-                for finding in diagnose([event], alone):
-                    if finding.kind == "recompile":
-                        found[event.compile_id] = finding.cause
+                now = Counter({f.cause: f.count for f in diagnose(events[: i + 1], alone) if f.kind == "recompile"})
+                more = now - met
+                if more:
+                    found[event.compile_id] = next(iter(more))
+                met = now
         return found
 
     def timing(self) -> dict[str, Any]:

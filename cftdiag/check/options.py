@@ -100,7 +100,12 @@ class CheckOptions:
         if self.dtype is not None:
             object.__setattr__(self, "dtype", DTYPE_ALIASES.get(self.dtype, self.dtype))
         if self.lengths is not None:
-            object.__setattr__(self, "lengths", tuple(self.lengths))
+            lengths = (self.lengths,) if isinstance(self.lengths, (int, str)) else tuple(self.lengths)
+            object.__setattr__(self, "lengths", lengths)
+        if isinstance(self.dynamic, bool):
+            object.__setattr__(self, "dynamic", str(self.dynamic).lower())
+        if isinstance(self.blocks, str):
+            object.__setattr__(self, "blocks", (self.blocks,))
         object.__setattr__(self, "blocks", tuple(self.blocks))
         for name, allowed in (
             ("attn", ATTENTIONS),

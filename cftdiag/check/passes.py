@@ -9,7 +9,9 @@ cached guards about every shape of the user's data.
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib
+import math
 import os
 import resource
 import time
@@ -30,22 +32,23 @@ from cftdiag.check.subject import Subject
 from cftdiag.check.watching import Watch, compiles_seen, is_checkpoint_failure, is_compile_failure
 
 SEED = 0
+#: Errors of a full disk or a closed pipe, which say nothing about the model.
+_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EPIPE)
 
 
 def run_task(task: Mapping[str, Any], send: Send, live: Subject | None = None) -> None:
     """Run one pass and ``send`` its messages; never raises for what the user's model does."""
     options = CheckOptions.from_dict(task["options"])
-    os.environ.update(options.env)
-    torch.set_num_threads(1)
     try:
-        with _torch_config(options.torch_config):
+        with _process_kept(options.env), _torch_config(options.torch_config):
             _Pass(task, options, send, live).run()
     except InputError as error:
         send({"type": "input_error", "message": str(error)})
     except (EnvironmentUnfit, DepthNotReached) as error:
         send({"type": "unfit", "message": str(error)})
     except OSError as error:
-        # a full disk or a closed pipe says nothing about the model
+        if error.errno not in _MACHINE:
+            raise
         send({"type": "unfit", "message": f"the pass could not use this machine ({one_line(error)}); free disk space or set TMPDIR"})
 
 
@@ -82,7 +85,7 @@ class _Pass:
                 with self.skip():
                     if self.options.eager_warmup and self.subject.batches and self.prepared.step is not None:
                         self.prepared.step(self.subject.model, dict(self.subject.batches[0]))
-                    self.compile_all(recorder)
+                    self.compile_or_refuse(recorder)
                 recorder.watch(self.subject.model, [fqn for fqn, _ in self.blocks])
                 self.limit = getattr(torch._dynamo.config, "recompile_limit", None)
                 self.describe()
@@ -107,14 +110,28 @@ class _Pass:
 
     # ---- compiling ----
 
+    def compile_or_refuse(self, recorder: Recorder) -> None:
+        """Compile; what a subject's own ``wrap`` or compile arguments get wrong is the user's to mend."""
+        try:
+            self.compile_all(recorder)
+        except (InputError, EnvironmentUnfit, DepthNotReached):
+            raise
+        except Exception as error:
+            if self.prepared.step is None:
+                raise
+            doing = "wrap()" if self.subject.wrap is not None else f"compiling the blocks with {self.prepared.compile_kwargs}"
+            raise InputError(f"{doing} raised {one_line(error)}") from error
+
     def compile_all(self, recorder: Recorder) -> None:
         model, subject, options = self.subject.model, self.subject, self.options
         self.model_to_run, self.program, self.depth = model, None, "run"
-        wanted = tuple(subject.blocks or ()) or options.blocks
+        own = (subject.blocks,) if isinstance(subject.blocks, str) else tuple(subject.blocks or ())
+        wanted = own or options.blocks
         if subject.wrap is not None:
             wrapped = subject.wrap(model)
             self.model_to_run = model if wrapped is None else wrapped
             self.blocks = blocks_of(model, wanted, required=False)
+            self.depth = self.watch.depth()
         else:
             self.blocks = blocks_of(model, wanted)
         self.kinds = {fqn: group.label for group in block_groups(model, self.blocks) for fqn in group.fqns}
@@ -153,9 +170,11 @@ class _Pass:
         try:
             for i, batch in enumerate(batches):
                 self.one_step(i, batch, recorder)
-        except (InputError, EnvironmentUnfit, DepthNotReached, OSError):
+        except (InputError, EnvironmentUnfit, DepthNotReached):
             raise
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:
+            if isinstance(error, OSError) and error.errno in _MACHINE:
+                raise
             # whatever training would have met here is a result; the driver finds out whose fault it is
             self.send(self.raised(error))
 
@@ -334,7 +353,23 @@ def _jsonable(value: Any) -> Any:
         return {str(k): _jsonable(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
         return [_jsonable(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)  # JSON has no such number
     return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
+
+
+@contextlib.contextmanager
+def _process_kept(env: Mapping[str, str]) -> Iterator[None]:
+    """One thread and the wanted environment; afterwards as before, for a check in the caller's own process."""
+    threads, before = torch.get_num_threads(), dict(os.environ)
+    torch.set_num_threads(1)
+    os.environ.update({name: str(value) for name, value in env.items()})
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        os.environ.clear()
+        os.environ.update(before)
 
 
 @contextlib.contextmanager

@@ -73,7 +73,11 @@ def _from_config(recipe: Mapping[str, Any], o: CheckOptions) -> Prepared:
     source = _hub_config(recipe["name"], o.trust_remote_code) if recipe["type"] == "hub" else {"model_type": recipe["model_type"], **recipe["config"]}
     layers: Any = {"all": None, "auto": "auto"}.get(o.layers, o.layers)
     try:
-        model = build_model(load_config(source), attn=o.attn, dtype=o.dtype, layers=int(layers) if str(layers).isdigit() else layers, weights=real)
+        config = load_config(source)
+        count = getattr(config, "num_hidden_layers", None)
+        if o.layers.isdigit() and isinstance(count, int) and int(o.layers) > count:
+            raise InputError(f"--layers {o.layers}: the model has {count}")
+        model = build_model(config, attn=o.attn, dtype=o.dtype, layers=int(layers) if str(layers).isdigit() else layers, weights=real)
         if o.transform is not None:
             _transform(model, o.transform, o.method, weightless=not real)
         lengths = [_round_up(n, o.pad_to_multiple_of) for n in o.lengths]
@@ -98,8 +102,20 @@ def _transform(model: torch.nn.Module, function: str, method: str, *, weightless
         fastforward.mark_weights(model)
 
 
+def _refuse(subject: Subject, o: CheckOptions) -> None:
+    """Refuse options that this subject's own way of compiling or training leaves no place for."""
+    if subject.wrap is not None:
+        own = {"ac": "none", "world_size": 1, "compile_scope": "block", "depth": "joint", "compile_backend": os.environ.get("TORCH_COMPILE_BACKEND")}
+        for name, default in own.items():
+            if getattr(o, name) not in (default, None):
+                raise InputError(f"--{name.replace('_', '-')} does not apply to a subject that compiles itself; change it in wrap()")
+    elif "loss" in o.compile_scope:
+        raise InputError(f"--compile-scope {o.compile_scope}: the loss is inside the subject's own step; use block or model, or compile it in step()")
+
+
 def _from_subject(subject: Subject, o: CheckOptions) -> Prepared:
     o.for_subject()
+    _refuse(subject, o)
     parameters = list(subject.model.parameters())
     meta = any(p.is_meta for p in parameters)
     if o.fast_forward == "never" and meta:
@@ -188,7 +204,8 @@ def _call_builder(recipe: Mapping[str, Any]) -> object:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
+    # under its own name, so that its classes can be found, unless a module of that name is in use already
+    sys.modules.setdefault(path.stem, module)
     sys.path.insert(0, str(path.parent))
     try:
         spec.loader.exec_module(module)
@@ -227,7 +244,7 @@ def _hub_config(name: str, trust_remote_code: bool) -> Any:
 def _batch_shape(batch: Mapping[str, Any]) -> tuple[int | None, int | None]:
     """(rows, length) of the first tensor with a batch and a sequence dimension."""
     for value in batch.values():
-        if isinstance(value, torch.Tensor) and value.dim() >= 2:
+        if isinstance(value, torch.Tensor) and value.dim() in (2, 3):  # an image has no length
             return value.shape[0], value.shape[1]
     return None, None
 

@@ -97,9 +97,11 @@ class Pass:
             *lines, pending = (pending + chunk).split(b"\n")
             for line in lines:
                 message = json.loads(line)
-                if message.get("type") == "done":
-                    self.outcome = "ok"
                 yield message
+                if message.get("type") == "done":
+                    # not at the end of the pipe: a process that the user's code started may hold it open
+                    self.outcome = "ok"
+                    return
 
     def _judge(self, status: int | None, scratch: Path) -> None:
         if self.outcome == "ok":
@@ -227,7 +229,7 @@ class ForkServer:
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, (package_root, environment.get("PYTHONPATH"))))
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "cftdiag.check.worker", str(theirs.fileno())],
+                [sys.executable, "-P", "-m", "cftdiag.check.worker", str(theirs.fileno())],
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,
@@ -251,7 +253,10 @@ class ForkServer:
         return int(self._reply()["status"])
 
     def _reply(self) -> Message:
-        line = self._replies.readline()
+        try:
+            line = self._replies.readline()
+        except OSError:
+            line = b""
         if not line:
             raise EnvironmentUnfit(f"the process that runs the passes ended ({self._last_words() or 'no reason given'}); run `cftdiag doctor`")
         reply: Message = json.loads(line)

@@ -112,7 +112,7 @@ def _config_recipe(path: Path) -> dict[str, Any]:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot be read ({error}); check the file and its permissions") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: not JSON ({error}); give a transformers config.json") from error
     if not isinstance(config, dict):
         raise InputError(f"{path}: holds {_describe(config)}, not an object; give a transformers config.json")

@@ -48,6 +48,8 @@ class Watch:
         self.first_calls: dict[str, Call] = {}
         self.saved_hooks: dict[str, dict[str, Any]] = {}
         self.late_hooks: list[dict[str, Any]] = []
+        self.backends: set[str] = set()
+        """Backends that a subject compiles with by itself."""
         self.marks: dict[str, Mapping[str, list[int]]] = {}
         """``mark_dynamic`` or ``mark_unbacked`` -> parameter of the module's forward -> dimensions."""
         self._failures: dict[str, list[Any]] = {}
@@ -68,6 +70,13 @@ class Watch:
 
         module._compiled_call_impl = call
         self._undo.append(lambda: setattr(module, "_compiled_call_impl", None))
+
+    def depth(self) -> str:
+        """Depth that the backends seen so far reach; ``run`` when none was seen (the subject may compile in its step)."""
+        if not self.backends:
+            return "run"
+        depths = [{"eager": "trace", "aot_eager": "joint"}.get(name, "run") for name in self.backends]
+        return max(depths, key=("trace", "joint", "run").index)
 
     def undo(self) -> None:
         """Leave every instrumented module as it was before it was compiled."""
@@ -157,6 +166,7 @@ def compiles_seen(model: torch.nn.Module, watch: Watch, recorder: Recorder, chan
 
     def compile(module: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
         kwargs |= changes
+        watch.backends.add(str(kwargs.get("backend", "inductor")))
         if kwargs.get("backend") in ("eager", "aot_eager"):
             kwargs["backend"] = counting(kwargs["backend"], recorder)
         original(module, *args, **kwargs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import signal
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -106,6 +107,8 @@ def check(fail_on: str, json_path: str | None, quiet: bool, plan_path: str | Non
     from cftdiag.check import run_check
     from cftdiag.report import live, terminal
 
+    # a job that is cancelled ends like one that is interrupted: children stopped, scratch files removed
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     with live.progress(sys.stderr, quiet=quiet) as on_progress:
         report = run_check(asked, on_progress) if config_path is None else _check_config(config_path, options, on_progress)
     data = report.to_dict()

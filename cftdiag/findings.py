@@ -73,7 +73,7 @@ class Finding:
         if data.get("schema") != SCHEMA:
             raise ValueError(f"not a {SCHEMA} object: schema is {data.get('schema')!r}")
         names = {f.name for f in dataclasses.fields(cls)}
-        values = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items() if k in names}
+        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items() if k in names}
         try:
             values["where"] = Where(**(values.get("where") or {}))
             values["remedies"] = tuple(Remedy(**r) for r in values.get("remedies") or ())

@@ -40,7 +40,12 @@ def show(console: Console, data: Mapping[str, Any]) -> None:
     print_line(console)
     print_line(console, Text("Regimes", style="bold").append("  regions of batch B x length S that share one graph", style="not bold"))
     regimes = [
-        [r["id"], f"{r['visits']}x", ", ".join(r["bounds"]), f"warm with {r['representative']['batch_size']} x {r['representative']['length']}"]
+        [
+            r["id"],
+            f"{r['visits']}x",
+            ", ".join([*r["bounds"], *(v for v in r.get("variants", ()) if v)]),
+            f"warm with {r['representative']['batch_size']} x {r['representative']['length']}",
+        ]
         for r in found["regimes"]
     ]
     _table(console, regimes, None)

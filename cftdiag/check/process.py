@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import faulthandler
 import json
 import os
 import select
@@ -129,6 +130,9 @@ def _tail(path: Path) -> str:
         lines = path.read_text(encoding="utf-8", errors="replace")[-_LOG_TAIL:].strip().splitlines()
     except OSError:
         return ""
+    for i, line in enumerate(lines[:-1]):
+        if line.endswith("(most recent call first):"):  # faulthandler: the next line is where it happened
+            return lines[i + 1].strip()
     return lines[-1] if lines else ""
 
 
@@ -160,6 +164,7 @@ def fork_child(task: Mapping[str, Any], write_fd: int, scratch: Path, run: Calla
         os.dup2(log, 2)
         sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
         sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+        faulthandler.enable()  # into the log: a caller's own handler would write to the caller's terminal
         os.environ.update(TORCHINDUCTOR_CACHE_DIR=str(scratch / "inductor"), TRITON_CACHE_DIR=str(scratch / "triton"))
         run(task, lambda message: _send(write_fd, message))
         _send(write_fd, {"type": "done"})

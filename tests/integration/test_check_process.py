@@ -120,7 +120,13 @@ def test_no_child_is_left_behind_when_the_caller_dies(tmp_path, how):
             time.sleep(120)
         """)
     )
-    caller = subprocess.Popen([sys.executable, "-c", SERVER, str(slow)], stdout=subprocess.PIPE, text=True)
+    # a shell that runs the tests in the background has SIGINT ignored, and Python then leaves it so
+    caller = subprocess.Popen(
+        [sys.executable, "-c", SERVER, str(slow)],
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     assert caller.stdout is not None
     server = int(caller.stdout.readline().split()[1])
     deadline = time.monotonic() + 60

@@ -151,6 +151,8 @@ def test_ctrl_c_in_the_middle_is_one_line_and_leaves_no_child(tmp_path: Path) ->
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        # a shell that runs the tests in the background has SIGINT ignored, and Python then leaves it so
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
         deadline = time.monotonic() + 120

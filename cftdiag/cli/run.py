@@ -23,7 +23,7 @@ from cftdiag.cli.options import debug_option
 @click.option(
     "--compile-budget", "compile_budget_s", type=click.FloatRange(min=0, min_open=True), metavar="S", help="Alarm above S seconds of compiling."
 )
-@click.option("--guards", is_flag=True, help="Count guard misses per block and cache entry (costs some 10 us a compiled call).")
+@click.option("--guards", is_flag=True, help="Count guard misses per block and cache entry (costs tens of us a compiled call).")
 @click.option(
     "--guards-every", type=click.IntRange(min=1), default=100, show_default=True, metavar="N", help="Sample the failing guard each N-th miss."
 )

@@ -105,7 +105,7 @@ def test_a_regime_is_planned_once_for_each_code(tmp_path: Path) -> None:
 
 
 def test_a_plan_for_another_torch_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match='was made for torch "1.0", this run has'):
+    with pytest.raises(ValueError, match=r'was made for torch "1.0", this run has'):
         Planned.load(plan(tmp_path, "S > 0", torch="1.0"))
 
 

@@ -31,3 +31,13 @@ def test_a_bound_a_step_and_a_compile_are():
     assert any(line.startswith("compiles") for line in differences(real, parse(LOG.replace("[0/1]", "[0/2]"))))
     later = LOG.replace("STEP 1 300\n", "").replace("noise of a library\n", "") + "STEP 1 300\n"
     assert any(line.startswith("recompiles of step") for line in differences(real, parse(later)))
+
+
+def test_a_guard_that_a_cache_lookup_repeats_may_have_another_asker_but_no_other_expression():
+    line = "V1130 13:02:55.687000 14936 torch/_dynamo/guards.py:5396] [0/0] [__guards] +- LAMBDA_GUARD: L['self'].head_dim == 32"
+    real = parse(LOG + line + "  # (_inductor/codecache.py:2102 in _lookup_graph)\n")
+    lowering = "  # (_inductor/lowering.py:571 in broadcast_symbolic_shapes)\n"
+    assert differences(real, parse(LOG + line + lowering)) == []
+    assert differences(real, parse(LOG + line.replace("32", "64") + lowering)) != []
+    # without a look-up on the real side the asker counts
+    assert differences(parse(LOG + line + lowering), parse(LOG + line + lowering.replace("571", "572"))) != []

@@ -10,6 +10,7 @@ import importlib.util
 import json
 import os
 import sys
+import tempfile
 import time
 import traceback
 from pathlib import Path
@@ -46,25 +47,42 @@ def run(path: Path, **options: Any) -> tuple[ModuleType, CheckReport]:
     return case, cftdiag.check(subject(case), **options)
 
 
-def main(paths: list[str], **options: Any) -> None:
-    """Check every case, each in a child of its own."""
+def main(paths: list[str], jobs: int = 2, **options: Any) -> None:
+    """Check every case, each in a child of its own, ``jobs`` at a time."""
     torch.set_num_threads(1)
-    for name in paths:
-        sys.stdout.flush()
-        child = os.fork()
-        if child:
-            os.waitpid(child, 0)
-            continue
-        started = time.monotonic()
-        line: dict[str, Any] = {"case": Path(name).stem}
-        try:
-            _, report = run(Path(name), **options)
-            line["report"] = report.to_dict()
-        except BaseException:  # noqa: BLE001 - a child that fails must say so and end here
-            line["error"] = traceback.format_exc()
-        line["seconds"] = round(time.monotonic() - started, 1)
-        print(json.dumps(line), flush=True)
-        os._exit(0)
+    with tempfile.TemporaryDirectory() as folder:
+        running: dict[int, Path] = {}
+        for i, name in enumerate(paths):
+            if len(running) == jobs:
+                _told(running)
+            out = Path(folder) / f"{i}.json"
+            sys.stdout.flush()
+            child = os.fork()
+            if child:
+                running[child] = out
+            else:
+                out.write_text(json.dumps(_line(Path(name), options)))
+                os._exit(0)
+        while running:
+            _told(running)
+
+
+def _told(running: dict[int, Path]) -> None:
+    """Wait for any child and print its line; one that died before it wrote says so."""
+    child, status = os.wait()
+    out = running.pop(child)
+    print(out.read_text() if out.exists() else json.dumps({"case": "?", "error": f"a child ended with status {status}"}), flush=True)
+
+
+def _line(path: Path, options: dict[str, Any]) -> dict[str, Any]:
+    started = time.monotonic()
+    line: dict[str, Any] = {"case": path.stem}
+    try:
+        line["report"] = run(path, **options)[1].to_dict()
+    except BaseException:  # noqa: BLE001 - a child that fails must say so and end here
+        line["error"] = traceback.format_exc()
+    line["seconds"] = round(time.monotonic() - started, 1)
+    return line
 
 
 if __name__ == "__main__":

@@ -35,6 +35,7 @@ def same_block(expected: str, found: str) -> bool:
     return fnmatch.fnmatchcase(found, names(expected)) or fnmatch.fnmatchcase(expected.replace("*", "0"), found)
 
 
+@pytest.mark.timeout(1800)  # the first test runs all cases
 @pytest.mark.parametrize("path", CASES, ids=lambda p: p.stem)
 def test_case(path):
     line = reports()[path.stem]

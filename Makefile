@@ -10,7 +10,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv check test lint format bench catalogue doctor clean
+.PHONY: help venv check test lint format bench catalogue truth gpu docs doctor clean
 
 help:  ## show this list
 	@grep -hE '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -47,6 +47,16 @@ bench: $(STAMP)  ## the check against torch._dynamo.explain, what the monitor co
 
 catalogue: $(STAMP)  ## check every model of the catalogue under three attentions; writes docs/viability.md, goes on where it stopped
 	$(BIN)/python -m cftdiag.check.viability $(CATALOGUE_ARGS)
+
+truth: $(STAMP)  ## hold predictions of --target cpu against real runs with Inductor and g++: half an hour
+	$(BIN)/python -m tests.truth $(TRUTH_ARGS)
+
+gpu: $(STAMP)  ## the tests that need a CUDA device
+	$(BIN)/python -m pytest tests/gpu $(PYTEST_ARGS)
+
+docs: $(STAMP)  ## write the pages of the causes and the table of proved remedies
+	$(BIN)/python -m cftdiag.diagnose.pages docs/causes
+	$(BIN)/python -m tests.cases.proved docs/proved-remedies.md
 
 doctor: $(STAMP)  ## what works on this machine
 	$(BIN)/cftdiag doctor

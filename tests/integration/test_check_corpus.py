@@ -55,11 +55,14 @@ def test_case(path):
     if not expect["block"].startswith(("optimizer", "-")):
         assert any(same_block(expect["block"], b) for b in finding["blocks"]), finding["blocks"]
     if "line" in expect:
+        # the corpus abbreviates arguments: `log.warning(...)`
         told = [finding["where"]["code"] or "", *finding["evidence"]]
-        core = expect["line"].replace("...", "").rstrip("()")
+        core = expect["line"] if "if " in expect["line"] else expect["line"].split("(")[0]
         assert any(core in text for text in told), told
-    elif re.match(r"[\w.\['\]% ]+( mismatch| ==|at index \d|$)", expect["guard"]):
-        assert expect["guard"].split(" / ")[0] in " ".join([finding["guard"] or "", *finding["evidence"]])
+    elif expect["kind"] == "recompile":
+        # what the corpus writes beside a guard in brackets or after a slash is a remark
+        core = re.split(r" / | \(", expect["guard"])[0]
+        assert core in " ".join([finding["guard"] or "", *finding["evidence"]])
     if expect.get("limit_hit") is True and expect["kind"] == "recompile":
         assert ("limit_hit", expect["cause"]) in found
     if expect.get("limit_hit") is False:

@@ -66,9 +66,7 @@ def test_filled_integers_are_real_whatever_they_are_shaped_like():
         assert status(skipped(400, 400).new_zeros(3)) == REAL
 
 
-@pytest.mark.parametrize(
-    "policy, sizes", [("balanced", [4, 4, 4, 4]), ("idle_and_single", [7, 8, 1, 0]), ("all_to_first", [8, 8, 0, 0])]
-)
+@pytest.mark.parametrize("policy, sizes", [("balanced", [4, 4, 4, 4]), ("idle_and_single", [7, 8, 1, 0]), ("all_to_first", [8, 8, 0, 0])])
 def test_routing_policies(policy, sizes):
     assert policy in ROUTING_POLICIES
     with SkipMode(), routing_policy(policy):

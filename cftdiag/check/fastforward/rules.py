@@ -114,9 +114,7 @@ def allocate(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         specs = output_specs(func, args, kwargs)
     except (DynamicOutputShapeException, DataDependentOutputException):
         return _run_for_size(func, args, kwargs)
-    return tree_map(
-        lambda s: settle(empty(s), func, args, kwargs) if isinstance(s, Spec) else s, specs, is_leaf=lambda x: isinstance(x, Spec)
-    )
+    return tree_map(lambda s: settle(empty(s), func, args, kwargs) if isinstance(s, Spec) else s, specs, is_leaf=lambda x: isinstance(x, Spec))
 
 
 def _run_for_size(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

@@ -85,9 +85,7 @@ def max_positions(config: PretrainedConfig) -> int | None:
     return limit if isinstance(limit, int) and limit > 0 else None
 
 
-def _arguments(
-    config: PretrainedConfig, length: int, batch_size: int, documents: tuple[int, ...], generator: torch.Generator
-) -> dict[str, Any]:
+def _arguments(config: PretrainedConfig, length: int, batch_size: int, documents: tuple[int, ...], generator: torch.Generator) -> dict[str, Any]:
     text = config.get_text_config()
     ids = torch.randint(0, text.vocab_size, (batch_size, length), generator=generator)
     pad = getattr(text, "pad_token_id", None)

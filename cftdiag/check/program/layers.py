@@ -121,5 +121,3 @@ def cut(config: PretrainedConfig, layers: int | str | None) -> PretrainedConfig:
     if isinstance(layers, bool) or not isinstance(layers, int):
         raise ValueError(f"layers {layers!r} is neither a number nor 'all' nor 'auto'")
     return truncate(config, layers)
-
-

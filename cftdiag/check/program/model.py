@@ -76,8 +76,6 @@ def _check_attention(config: PretrainedConfig, attn: str, dtype: torch.dtype) ->
     supported = supported_attention(config)
     if attn not in supported:
         known = "" if attn in ATTENTION else "unknown "
-        raise ValueError(
-            f"{known}attention {attn!r} is not supported by {causal_lm_class(config).__name__}; it supports {', '.join(supported)}"
-        )
+        raise ValueError(f"{known}attention {attn!r} is not supported by {causal_lm_class(config).__name__}; it supports {', '.join(supported)}")
     if attn.startswith("flash_attention") and dtype == torch.float32:
         raise ValueError(f"attention {attn!r} runs in bfloat16 or float16, not in float32; give one of them, or use sdpa")

@@ -74,6 +74,8 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         "Layers: the fewest that hold every kind of block. Compiles: graphs of the forward over the four lengths. Seconds: one check,"
         " all its passes, on a shared machine of two cores.",
         "",
+        f"{len(rows)} of {len(catalogue.entries()) * len(ATTENTIONS)} checks are done; the command goes on with the others.",
+        "",
         "| model | type | kinds of block | attention | verdict | compiles | causes or reason | seconds |",
         "|---|---|---|---|---|---|---|---|",
     ]

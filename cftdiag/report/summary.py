@@ -253,7 +253,8 @@ def conditions(data: Mapping[str, Any]) -> list[str]:
     kwargs = subject.get("compile_kwargs") or {}
     compile_words = [f"{key}={value!r}" for key, value in kwargs.items()]
     versions = [f"{key} {environment[key]}" for key in ("torch", "transformers", "triton", "python") if environment.get(key)]
-    lines = [", ".join(words), f"compiled with {', '.join(compile_words)}" if compile_words else "", ", ".join([depth_words(data), *versions])]
+    compiled = ", ".join(compile_words) or "torch's defaults (the subject's own)"
+    lines = [", ".join(words), f"compiled with {compiled}" if "compile_kwargs" in subject else "", ", ".join([depth_words(data), *versions])]
     return [line for line in lines if line]
 
 

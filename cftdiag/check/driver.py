@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import platform
@@ -326,8 +327,9 @@ class Driver:
             found.outcome, found.seconds = "ok", time.monotonic() - started
         else:
             running = Pass(self.launcher, task, self.options.timeout)
-            for message in running:
-                self.take(found, message)
+            with contextlib.closing(iter(running)) as messages:  # a refused input stops the child at once, not when Python gets to it
+                for message in messages:
+                    self.take(found, message)
             found.outcome, found.detail, found.seconds = running.outcome, running.detail, running.seconds
         self.passes.append(found)
         return found

@@ -62,7 +62,9 @@ class Pass:
         started = time.monotonic()
         scratch = Path(_scratch())
         read_fd, write_fd = os.pipe()
-        pid = None
+        pid: int | None = None
+        status: int | None = None
+        waited = False
         try:
             try:
                 pid = self._launcher.start(self._task, write_fd, scratch)
@@ -70,13 +72,14 @@ class Pass:
                 os.close(write_fd)
             yield from self._messages(read_fd, started + self._timeout, pid)
             if self.outcome != "timeout":
-                self._judge(self._launcher.wait(), scratch)
+                status, waited = self._launcher.wait(), True
+                self._judge(status, scratch)
         finally:
             os.close(read_fd)
             if pid is not None:
                 # also after a normal end: what the child started (compile workers) must not outlive it
                 _kill_group(pid)
-                if self.outcome == "timeout":
+                if not waited:  # a timeout, or a reader that left early: the launcher is to be ready for the next pass
                     self._launcher.wait()
             shutil.rmtree(scratch, ignore_errors=True)
             self.seconds = time.monotonic() - started

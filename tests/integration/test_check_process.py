@@ -94,6 +94,25 @@ def test_leaving_early_stops_the_child():
     assert gone(pid)
 
 
+def test_a_server_goes_on_after_a_pass_that_was_left_early(tmp_path):
+    """A refused input ends the reading of a pass before its end; the next pass must not be given the last one's answers."""
+    from cftdiag.check.options import CheckOptions
+    from cftdiag.check.process import ForkServer
+
+    (tmp_path / "bad.py").write_text("def build():\n    return None\n")
+    recipe = {"type": "file", "name": "bad.py:build", "path": str(tmp_path / "bad.py"), "attr": "build"}
+    task = {"mode": "auto", "recipe": recipe, "options": CheckOptions(model="x").to_dict()}
+    server = ForkServer()
+    try:
+        for _ in range(3):
+            stream = iter(Pass(server, task, 120.0))
+            while next(stream)["type"] != "input_error":
+                pass
+            stream.close()
+    finally:
+        server.close()
+
+
 SERVER = """
 import sys
 from cftdiag.check.driver import Driver

@@ -327,7 +327,7 @@ class Driver:
             found.outcome, found.seconds = "ok", time.monotonic() - started
         else:
             running = Pass(self.launcher, task, self.options.timeout)
-            with contextlib.closing(iter(running)) as messages:  # a refused input stops the child at once, not when Python gets to it
+            with contextlib.closing(running.__iter__()) as messages:  # a refused input stops the child at once, not when Python gets to it
                 for message in messages:
                     self.take(found, message)
             found.outcome, found.detail, found.seconds = running.outcome, running.detail, running.seconds

@@ -21,7 +21,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -58,7 +58,7 @@ class Pass:
         self._launcher, self._task, self._timeout = launcher, task, timeout
         self.outcome, self.detail, self.seconds = "crash", "", 0.0
 
-    def __iter__(self) -> Iterator[Message]:
+    def __iter__(self) -> Generator[Message, None, None]:
         started = time.monotonic()
         scratch = Path(_scratch())
         read_fd, write_fd = os.pipe()

@@ -17,7 +17,7 @@ from typing import Any
 from cftdiag.check import from_data
 from cftdiag.check.errors import EnvironmentUnfit, InputError
 from cftdiag.check.forecast.lengths import Data
-from cftdiag.check.options import CheckOptions
+from cftdiag.check.options import SMALL_MODEL, CheckOptions
 from cftdiag.check.process import ForkServer, Launcher, LiveFork, Pass
 from cftdiag.check.prove import Outcome, Prover
 from cftdiag.check.result import BlockResult, CheckReport
@@ -26,8 +26,6 @@ from cftdiag.diagnose import Block, Context, diagnose
 from cftdiag.events import Event
 from cftdiag.findings import Finding, verdict
 
-#: Numerics are compared unasked below this many real parameters.
-SMALL_MODEL = 10_000_000
 PACKAGES = ("torch", "transformers", "triton", "cftdiag")
 
 

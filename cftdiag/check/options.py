@@ -22,6 +22,8 @@ METHODS = ("full", "osft", "lora")
 
 DEFAULT_LENGTHS = (512, 640, 777, 1024)
 DEFAULT_TIMEOUT_S = 600.0
+#: A subject of fewer real parameters than this is run for real and compared with eager, unless told otherwise.
+SMALL_MODEL = 10_000_000
 DEFAULT_VERIFY_BUDGET_S = 300.0
 
 

@@ -17,12 +17,9 @@ import torch
 
 from cftdiag.check import fastforward
 from cftdiag.check.errors import EnvironmentUnfit, InputError, one_line
-from cftdiag.check.options import DYNAMIC, CheckOptions
+from cftdiag.check.options import DYNAMIC, SMALL_MODEL, CheckOptions
 from cftdiag.check.program import build_model, find_blocks, load_config, make_batches
 from cftdiag.check.subject import Subject, as_subject
-
-#: A subject of fewer real parameters than this is run for real unless told otherwise.
-SMALL_MODEL = 10_000_000
 
 
 @dataclasses.dataclass(kw_only=True)

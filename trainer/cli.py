@@ -42,7 +42,7 @@ def _add(parser: argparse.ArgumentParser, field: dataclasses.Field[Any]) -> None
         parser.add_argument(flag, action=argparse.BooleanOptionalAction, **options)
     elif kind.startswith("tuple"):
         inner: Any = int if "int" in kind else str
-        parser.add_argument(flag, metavar="A,B", type=lambda text: tuple(inner(part) for part in text.split(",") if part), **options)
+        parser.add_argument(flag, metavar="A,B", action="extend", type=lambda text: tuple(inner(part) for part in text.split(",") if part), **options)
     else:
         types: dict[str, Any] = {"int": int, "float": float, "str": str}
         choices = field.metadata["choices"]

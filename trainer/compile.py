@@ -29,6 +29,8 @@ class Compiler:
         self._backend = backend
         self._dynamic = {"auto": None, "true": True, "false": False}[dynamic]
         self._counted = {region: _Counted(backend) for region in self._regions}
+        self.around: Callable[[str], contextlib.AbstractContextManager[Any]] | None = None
+        """Entered with the region's name around each call of a compiled function: for a profiler."""
 
     @property
     def graphs(self) -> dict[str, int]:
@@ -52,13 +54,23 @@ class Compiler:
 
     def function(self, region: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """``function`` compiled, or as it is when the scope does not contain the region."""
-        return torch.compile(function, **self.kwargs(region)) if region in self._regions else function
+        if region not in self._regions:
+            return function
+        compiled = torch.compile(function, **self.kwargs(region))
+
+        def called(*args: Any, **kwargs: Any) -> Any:
+            if self.around is None:
+                return compiled(*args, **kwargs)
+            with self.around(region):
+                return compiled(*args, **kwargs)
+
+        return called
 
     def verify(self) -> None:
-        """After a step: raise ``RuntimeError`` when a region that was asked for has no graph, because it then runs eagerly."""
+        """After a step: raise ``ValueError`` when a region that was asked for has no graph, because it then runs eagerly."""
         empty = [region for region, graphs in self.graphs.items() if graphs == 0]
         if empty:
-            raise RuntimeError(f"compile scope {'+'.join(empty)}: a step ran and nothing was compiled, so training is eager; run `cftdiag check`")
+            raise ValueError(f"compile scope {'+'.join(empty)}: a step ran and nothing was compiled, so training is eager; run `cftdiag check`")
 
 
 class _Counted:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 SCOPES = ("none", "block", "loss", "block+loss", "model", "model+loss")
+TRACKERS = ("tensorboard", "wandb", "mlflow")
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 _SHORT_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp64": "float64"}
 
@@ -86,6 +87,8 @@ class TrainConfig:
     checkpoint_every: int = _option(0, "steps between checkpoints; 0: at the end only")
     keep_checkpoints: int = _option(2, "checkpoints kept")
     resume: str | None = _option(None, "checkpoint to continue from, or `auto` for the newest in output-dir")
+    tracker: tuple[str, ...] = _option((), "also log to tensorboard, wandb or mlflow; may be repeated")
+    profile_steps: str | None = _option(None, "write a profiler trace of these steps (`3-5`) to output-dir/profile, one a rank")
     export: bool = _option(True, "write a plain Hugging Face model to output-dir/hf at the end")
 
     def __post_init__(self) -> None:
@@ -116,6 +119,10 @@ class TrainConfig:
         for name in ("batch_size", "pad_to_multiple_of", "loss_chunks", "replicas", "lora_rank", "osft_transient_mb", "keep_checkpoints"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{_flag(name)} must be at least 1, not {getattr(self, name)}")
+        if unknown := [name for name in self.tracker if name not in TRACKERS]:
+            raise ValueError(f"tracker must be one of {', '.join(TRACKERS)}, not {unknown[0]!r}")
+        if self.profile_steps is not None:
+            profile_range(self.profile_steps)
         for name in ("max_epochs", "max_steps", "max_tokens"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{_flag(name)} must be at least 1, not {getattr(self, name)}")
@@ -189,6 +196,14 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise ValueError(f"{path} holds {type(values).__name__}, not a mapping of options")
     return {str(k).replace("-", "_"): v for k, v in values.items()}
+
+
+def profile_range(text: str) -> range:
+    """The optimizer steps of ``--profile-steps``: ``3-5`` is 3, 4 and 5. Raises ``ValueError``."""
+    first, dash, last = text.partition("-")
+    if not first.isdigit() or not (last.isdigit() if dash else True) or not 1 <= int(first) <= int(last or first):
+        raise ValueError(f"profile-steps is a range of optimizer steps such as 3-5, not {text!r}")
+    return range(int(first), int(last or first) + 1)
 
 
 def _flag(name: str) -> str:

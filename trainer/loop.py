@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import time
@@ -26,9 +27,11 @@ from trainer.model import Source, dtype_of, model_class, open_source
 from trainer.optim import learning_rate, make_optimizer
 from trainer.plan import Plan, check_fingerprint, read_plan, warm
 from trainer.preflight import preflight
+from trainer.profiling import Profiling
 from trainer.program import Program, build, lookup_backend
 from trainer.recording import Recording
 from trainer.step import Stepper
+from trainer.trackers import Trackers, require
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,6 +51,7 @@ def run(config: TrainConfig) -> RunResult:
     Raises ``ValueError`` for a user's mistake and :class:`FloatingPointError` for a loss that is not finite; checkpoints written before stay.
     """
     out = Path(config.output_dir)
+    require(config.tracker)
     plan = read_plan(config.compile_plan) if config.compile_plan else None
     if plan is not None:
         config = dataclasses.replace(config, **plan.options)
@@ -66,9 +70,13 @@ def _run(
     data = open_data(config, source.tokenizer, vocabulary=source.config.vocab_size, world=ranks.world, report=notes.append)
     found = checkpoint.resolve(config.resume, out / "checkpoints") if config.resume else None
     state = checkpoint.read_state(found) if found else None
-    with Metrics(out / "metrics.jsonl", total=len(data.steps), enabled=ranks.rank == 0, append=state is not None) as metrics:
+    with contextlib.ExitStack() as stack:
+        metrics = stack.enter_context(Metrics(out / "metrics.jsonl", total=len(data.steps), enabled=ranks.rank == 0, append=state is not None))
         for note in notes:
             metrics.say(note)
+        names = config.tracker if ranks.rank == 0 else ()
+        trackers = stack.enter_context(Trackers(names, out, config.to_dict(), say=metrics.say, resumed=state is not None))
+        profiling = stack.enter_context(Profiling(config.profile_steps, out / "profile", rank=ranks.rank, say=metrics.say))
         cached = load_cache(config)
         started = time.perf_counter()
         program = build(
@@ -81,18 +89,19 @@ def _run(
             calibration=lambda: _calibration(data),
         )
         recording.watch(program.model, program.blocks, compiled="block" in program.compiler.graphs)
+        profiling.name_regions(program.blocks, program.compiler)
         optimizer = make_optimizer(program.model, config)
         if found:
             checkpoint.load(found, program.model, optimizer)
         for line in describe(program, data, config, time.perf_counter() - started, cached):
             metrics.say(line)
         noted = {"trainer": config.to_dict(), "torch": settings, "unsafe": list(plan.unsafe) if plan else []}
-        with Monitor(program.model, run_dir=out / "run", quiet=True, plan=config.compile_plan, settings=noted):
+        with Monitor(program.model, run_dir=out / "run", quiet=True, plan=config.compile_plan, settings=noted, sinks=trackers.sinks()):
             if plan is not None:
                 check_fingerprint(plan, config, attn=source.attn, dtype=program.dtype, world=ranks.world)
                 warm(program, plan)
                 metrics.say(f"warmed {len(plan.lengths)} regimes in {recording.step()['compile_seconds']:.1f} s of compiling")
-            return _Trainer(config, program, data, recording, metrics, optimizer, out, ranks).train(state)
+            return _Trainer(config, program, data, recording, metrics, optimizer, out, ranks, trackers, profiling).train(state)
 
 
 class _Trainer:
@@ -106,7 +115,10 @@ class _Trainer:
         optimizer: torch.optim.Optimizer,
         out: Path,
         ranks: Ranks,
+        trackers: Trackers,
+        profiling: Profiling,
     ) -> None:
+        self.trackers, self.profiling = trackers, profiling
         self.config, self.program, self.data, self.recording, self.metrics = config, program, data, recording, metrics
         self.optimizer, self.out, self.ranks = optimizer, out, ranks
         self.stepper = Stepper(program, optimizer, config)
@@ -124,7 +136,8 @@ class _Trainer:
             self.recording.recorder.step = step
             lr = learning_rate(self.config, step, len(self.data.steps))
             measure_leak = bool(self.config.osft_leak_every) and (step % self.config.osft_leak_every == 0 or step == len(self.data.steps))
-            figures = self.stepper.step(batches, plan.loss_tokens, lr=lr, leak=measure_leak)
+            with self.profiling.step(step):
+                figures = self.stepper.step(batches, plan.loss_tokens, lr=lr, leak=measure_leak)
             seconds = time.perf_counter() - started
             loss = figures["loss"]
             last_of_epoch = step == len(self.data.steps) or self.data.steps[step].epoch != plan.epoch
@@ -143,6 +156,7 @@ class _Trainer:
             if self.data.validation is not None and (step % self.config.validate_every == 0 if self.config.validate_every else last_of_epoch):
                 record["val_loss"] = self.validate()
             self.metrics.write(record)
+            self.trackers.write(record)
             if self.config.checkpoint_every and step % self.config.checkpoint_every == 0 and step < len(self.data.steps):
                 self.save(step, tokens)
         return self._finish(step, tokens, loss, trained=bool(steps))
@@ -160,7 +174,7 @@ class _Trainer:
     def _after_first_step(self, record: dict[str, Any]) -> None:
         self.program.compiler.verify()
         if "block" in self.program.compiler.graphs and (eager := self.recording.eager_blocks(self.program.blocks)):
-            raise RuntimeError(f"{len(eager)} blocks ran no compiled graph, the first is {eager[0]}; run `cftdiag check`")
+            raise ValueError(f"{len(eager)} blocks ran no compiled graph, the first is {eager[0]}; run `cftdiag check`")
         if used := memory(self.ranks.device):
             record["memory"] = used
             self.metrics.say(f"memory: peak {used['peak'] / 2**30:.1f} GiB of {used['total'] / 2**30:.1f} GiB")

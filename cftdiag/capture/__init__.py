@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cftdiag.capture.graphs import counting, track
+    from cftdiag.capture.graphs import counting, surround, track
     from cftdiag.capture.recorder import Recorder
 
-__all__ = ["Recorder", "counting", "track"]
+__all__ = ["Recorder", "counting", "surround", "track"]
 
-_HOME = {"Recorder": "recorder", "counting": "graphs", "track": "graphs"}
+_HOME = {"Recorder": "recorder", "counting": "graphs", "surround": "graphs", "track": "graphs"}
 
 
 def __getattr__(name: str) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -39,6 +40,19 @@ def counting(backend: str | Callable[..., Any], rec: Recorder) -> Callable[..., 
     compile_counted.__name__ = f"counting_{getattr(backend, '__name__', backend)}"
     rec._backends[backend] = compile_counted
     return compile_counted
+
+
+def surround(block: Any, context: Callable[[], AbstractContextManager[Any]]) -> None:
+    """Enter ``context()`` around each call of ``block``, outside its graph when it is compiled in place: for a profiler's ranges."""
+    name = "forward" if getattr(block, "_compiled_call_impl", None) is None else "_compiled_call_impl"
+    call: Callable[..., Any] = getattr(block, name)
+
+    @functools.wraps(call)
+    def surrounded(*args: Any, **kwargs: Any) -> Any:
+        with context():
+            return call(*args, **kwargs)
+
+    setattr(block, name, surrounded)
 
 
 def track(block: Any, fqn: str, rec: Recorder) -> Callable[[], None]:

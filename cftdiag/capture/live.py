@@ -102,7 +102,9 @@ class LiveCompile:
         guard = guards.complete(miss.guard, guards.scope_of(entry, self._frame_locals))
         changed = {f.guard.source: [f.guard.expected, f.guard.actual] for f in failed if f.guard.source is not None}
         stack = tuple(dataclasses.replace(frame, file=full_path(frame.file, None)) for frame in miss.stack)
-        return dataclasses.replace(miss, guard=guard, stack=stack), len(failed) or None, changed
+        # one condition on a size is asserted in many forms: all shape expressions together are one guard
+        count = sum(f.stage != "shape" for f in failed) + any(f.stage == "shape" for f in failed)
+        return dataclasses.replace(miss, guard=guard, stack=stack), count or None, changed
 
     def limit(self) -> tuple[str, int] | None:
         """(name of the limit that was hit, its value), where the compile ended by one."""

@@ -17,6 +17,7 @@ from cftdiag.events import Frame, Guard, Reason
 _ENTRY = re.compile(r"^((?:!\d+/)?\d+/\d+|None): ", re.S)
 _TENSOR = re.compile(r"^(?:tensor|Tensor) '(?P<name>.+?)' (?P<what>[\w ]+?) mismatch(?: at index (?P<index>\d+))?\. expected (?P<rest>.*)$", re.S)
 _TYPE = re.compile(r"^expected type of '(?P<name>.+?)' to be a tensor type, .*but found (?P<actual>.*)$", re.S)
+_ABSENT = re.compile(r"^(?:KeyError on|IndexError on|getattr failed on source) (?P<source>.+)$", re.S)
 _COMPARE = re.compile(r"^(?P<left>.+?) (?P<operator>==|is not|is|!=|<=|>=|<|>) (?P<right>.+)$", re.S)
 _CHECK_ID = re.compile(r"^___check_(?P<what>type|obj)_id\((?P<source>.+), \d+\)(?:, type=(?P<type>.+))?$", re.S)
 _WHERE = re.compile(r"(\S+):(\d+) in (\S+)")
@@ -24,6 +25,8 @@ _WHERE = re.compile(r"(\S+):(\d+) in (\S+)")
 #: The order in which torch finds a tensor or a guard wrong, early to late. An entry whose first wrong property comes late came close: everything
 #: checked before held. Shape expressions are checked after all other guards.
 ORDER = ("other", "type", "identity", "global_state", "dispatch_key", "dtype", "device", "requires_grad", "rank", "value", "size", "stride", "shape")
+#: Stages at which an object is not of the kind that was compiled for.
+_OTHER_KIND = frozenset({"other", "type", "identity"})
 
 _PROPERTY = {
     "dispatch key set": "dispatch_key",
@@ -117,6 +120,10 @@ def read(expression: str) -> tuple[Guard, str]:
     if check:
         stage = "type" if check["what"] == "type" else "identity"
         return Guard(expression=text, source=full_source(check["source"]), expected=check["type"]), stage
+    absent = _ABSENT.match(text)
+    if absent:
+        # nothing below a part that is not there is checked
+        return Guard(expression=text, source=full_source(absent["source"]), expected="present", actual="absent"), "type"
     compare = _COMPARE.match(text)
     if compare:
         return _compare(text, compare)
@@ -134,16 +141,19 @@ def full_source(name: str) -> str:
 def closest(misses: Sequence[tuple[int | None, str, bool]]) -> int | None:
     """Index of the entry that came closest, given (failing guards or None, stage, compiled by the same block) per entry, most recent first.
 
-    Fewest failing guards; then the latest stage; then an entry that this block compiled itself; then the most recent. With a count unknown for
-    any entry (a recorded trace) counts are not compared.
+    Entries of another kind of object last, where this block has one of its own: they could never have served. Then the fewest failing guards;
+    the latest stage; an entry that this block compiled itself; the most recent. With a count unknown for any entry (a recorded trace) counts are
+    not compared.
     """
     if not misses:
         return None
     counted = all(count is not None for count, _, _ in misses)
+    has_own = any(own for _, _, own in misses)
 
-    def key(i: int) -> tuple[int, int, bool, int]:
+    def key(i: int) -> tuple[bool, int, int, bool, int]:
         count, stage, own = misses[i]
-        return (count or 0) if counted else 0, -ORDER.index(stage), not own, i
+        foreign = has_own and not own and stage in _OTHER_KIND
+        return foreign, (count or 0) if counted else 0, -ORDER.index(stage), not own, i
 
     return min(range(len(misses)), key=key)
 

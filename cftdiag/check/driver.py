@@ -240,7 +240,10 @@ class Driver:
             "depth": program["depth"],
         }
         plan = from_data.plan(fingerprint, found, report.findings, self.options)
-        return dataclasses.replace(report, forecast=found, plan=plan)
+        # other lengths can ask for other assumptions, such as another attention kernel
+        assumed = [note["meaning"] for p in swept.passes.values() for note in (p.result or {}).get("undetermined", ())]
+        undetermined = tuple(dict.fromkeys((*report.undetermined, *assumed)))
+        return dataclasses.replace(report, forecast=found, plan=plan, undetermined=undetermined)
 
     def judge(self, main: PassResult, breaks: PassResult | None, context: Context) -> Outcome:
         """Findings of a main pass, with the breaks that another pass met."""
@@ -573,7 +576,10 @@ class Driver:
         met: Counter[str] = Counter()
         for i, event in enumerate(events):
             if event.kind == "recompile" and event.compile_id is not None:
-                now = Counter({f.cause: f.count for f in diagnose(events[: i + 1], alone) if f.kind == "recompile"})
+                now: Counter[str] = Counter()
+                for finding in diagnose(events[: i + 1], alone):
+                    if finding.kind == "recompile":
+                        now[finding.cause] += finding.count
                 more = now - met
                 if more:
                     found[event.compile_id] = next(iter(more))

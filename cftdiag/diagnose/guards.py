@@ -64,6 +64,9 @@ _CONTAINER = (
     (re.compile(r"^(?:not )?.+ in (?P<source>[A-Za-z_][\w.\[\]'\"]*)$"), "contains"),
     (re.compile(r"^(?:not )?hasattr\((?P<source>.+), (?P<value>'\w+')\)$"), "attribute"),
     (re.compile(r"^not (?P<source>[A-Za-z_][\w.\[\]'\"]*)$"), "length"),
+    # what torch says when a guarded part is not there at all: one kind of block has it, another has not
+    (re.compile(r"^(?:KeyError|IndexError) on (?P<source>.+)$"), "contains"),
+    (re.compile(r"^getattr failed on source (?P<source>.+)$"), "contains"),
 )
 
 

@@ -72,6 +72,12 @@ class Miss:
         """True when the guard's root is an argument of the call."""
         return self.guard.root not in ("", "G") and not self.on_module()
 
+    def modules_differ(self) -> bool:
+        """True when the block that missed differs from the one that compiled the entry in attributes of its own: it is of another kind."""
+        name = self.event.detail.get("self") or "self"
+        changed = self.event.detail.get("changed") or {}
+        return self.block != self.entry_block and any(source.startswith(f"L['{name}'].") for source in changed)
+
     def in_time(self) -> bool:
         """True when the guarded value changed in time for one block, False when it only differs between blocks."""
         return self.history.in_time(self)

@@ -142,7 +142,7 @@ def classify(miss: Miss) -> str | None:
         return "shape_divisibility"
     if "_inductor/" in added:
         return "inductor_fusion_threshold" if "_inductor/scheduler.py" in added else "inductor_size_regime"
-    if miss.on_module() and not miss.in_time():
+    if not miss.in_time() and (miss.on_module() or (guard.prop == "size" and miss.modules_differ())):
         return "per_layer_attr"
     if guard.prop == "size":
         return _fixed(miss)
@@ -167,7 +167,9 @@ def _fixed(miss: Miss) -> str:
 
 
 def _equality(guard: guards.View) -> bool:
-    return len(guard.sizes) > 1 and bool(re.fullmatch(r"[^=<>!]+ == [^=<>!]+", guard.text)) and guard.sizes[0] != guard.sizes[1]
+    """``x.size()[1] == y.size()[0]``, or a size that happened to equal an offset into a tensor's storage."""
+    sides = guard.text.split(" == ")
+    return len(sides) == 2 and sides[0] != sides[1] and all(re.search(r"\.(size|storage_offset)\(\)", s) and not re.search("[=<>!]", s) for s in sides)
 
 
 def _equals_another(miss: Miss) -> bool:

@@ -88,6 +88,18 @@ def test_then_to_the_entry_of_the_same_block_then_to_the_most_recent() -> None:
     assert closest([]) is None
 
 
+def test_an_entry_of_another_kind_of_object_is_never_the_closest() -> None:
+    assert closest([(1, "type", False), (3, "shape", True)]) == 1
+    # nothing of its own: what differs between the kinds is the reason
+    assert closest([(1, "type", False), (3, "shape", False)]) == 0
+
+
+def test_a_part_that_is_not_there() -> None:
+    for text, source in (("KeyError on self._modules['mamba']", "L['self']._modules['mamba']"), ("getattr failed on source x.y", "L['x'].y")):
+        miss = parse(f"0/1: {text}")
+        assert (miss.guard.source, miss.guard.expected, miss.guard.actual, miss.stage) == (source, "present", "absent", "type")
+
+
 def test_without_counts_the_texts_decide() -> None:
     assert closest([(None, "requires_grad", False), (None, "size", False), (3, "shape", False)]) == 2
 

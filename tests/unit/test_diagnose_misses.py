@@ -90,6 +90,7 @@ IN_TIME = [
     ("expected type of 'x' to be a tensor type, ' but found <class 'torch.AsyncCollectiveTensor'>", {}, "tensor_type"),
     ("(x.size()[1] % 8) == 0", {}, "shape_divisibility"),
     ("x.size()[1] == x.size()[0]", {}, "duck_shape"),
+    ("y.storage_offset() == x.size()[1]", {}, "duck_shape"),
     ("2 <= x.size()[0]", {}, "size_0_1"),
     ("4096*x.size()[0]*x.size()[1] < 5242880", {"added": "_inductor/scheduler.py:3042 in can_fuse"}, "inductor_fusion_threshold"),
     ("257 <= x.size()[1] <= 1024", {"added": "_inductor/codegen/cpp.py:2100 in need_use_acc_helper"}, "inductor_size_regime"),
@@ -135,6 +136,7 @@ BETWEEN_BLOCKS = [
     ("len(s._modules['experts']._modules) == 3", {"actual": "4"}, "per_layer_attr"),
     ("expected type of 's._modules['p']._parameters['bias']' to be a tensor type, ' but found <class 'NoneType'>", {}, "per_layer_attr"),
     ("tensor 's._modules['p']._parameters['weight']' size mismatch at index 0. expected 8, actual 16", {}, "per_layer_attr"),
+    ("KeyError on s._modules['mamba']", {}, "per_layer_attr"),
     ("tensor 's._modules['p']._parameters['weight']' requires_grad mismatch. expected requires_grad=0", {}, "requires_grad"),
 ]
 
@@ -151,6 +153,15 @@ def test_a_block_that_had_run_the_entry_before_changed_in_time() -> None:
     event = missed("s.mp == True", block="layers.1", entry_block="layers.0", step=1, actual="False")
     assert cause(event, ran={"layers.1": ["0/0", "0/1"]}) == "module_bool_attr"
     assert cause(event, ran={"layers.1": ["0/1"]}) == "per_layer_attr"
+
+
+def test_an_argument_that_follows_the_kind_of_block_is_no_coincidence_of_sizes() -> None:
+    options = {"arguments": {"cos": tensor(1, 8, 512)}, "expected": "256", "actual": "512", "step": 1, "block": "layers.1"}
+    guard = "tensor 'cos' size mismatch at index 2. expected 256, actual 512"
+    made = compiled(cos=tensor(1, 8, 256), x=tensor(1, 8, 256))
+    other_kind = {"self": "s", "changed": {"L['s'].head_dim": ["256", "512"]}}
+    assert cause(missed(guard, detail=other_kind, **options), made, compile_kwargs={"dynamic": True}) == "per_layer_attr"
+    assert cause(missed(guard, **options), made, compile_kwargs={"dynamic": True}) == "duck_shape"
 
 
 def test_attribute_of_an_argument_is_not_the_modules() -> None:

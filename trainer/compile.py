@@ -20,6 +20,10 @@ REGIONS: dict[str, tuple[str, ...]] = {
 }
 
 
+#: ``--dynamic`` as torch.compile takes it.
+DYNAMIC: dict[str, bool | None] = {"auto": None, "true": True, "false": False}
+
+
 class Compiler:
     """Compiles the regions of one scope and counts the graphs that each region's backend was given."""
 
@@ -27,7 +31,7 @@ class Compiler:
         """``backend`` is a callable of ``(graph module, example inputs)``; ``dynamic`` is ``auto``, ``true`` or ``false``."""
         self._regions = REGIONS[scope]
         self._backend = backend
-        self._dynamic = {"auto": None, "true": True, "false": False}[dynamic]
+        self._dynamic = DYNAMIC[dynamic]
         self._counted = {region: _Counted(backend) for region in self._regions}
         self.around: Callable[[str], contextlib.AbstractContextManager[Any]] | None = None
         """Entered with the region's name around each call of a compiled function: for a profiler."""

@@ -8,11 +8,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from trainer.compile import Compiler
-from trainer.loss import chunked_loss, cross_entropy_sum, head_of, router_loss_of
+from trainer.loss import CrossEntropy, chunked_loss, cross_entropy_sum, head_of, router_loss_of
 from trainer.records import IGNORE
 
 
-def install_loss_forward(model: nn.Module, compiler: Compiler, *, chunks: int) -> None:
+def install_loss_forward(model: nn.Module, compiler: Compiler, *, chunks: int, cross_entropy: CrossEntropy = cross_entropy_sum) -> None:
     """Give ``model`` a forward of ``(labels, input_ids, position_ids, ...)`` that returns the summed loss.
 
     It is the *module's* forward, so that FSDP2's hooks on the root (which holds embedding, norm and lm_head) surround the loss as well. Compiled
@@ -21,7 +21,7 @@ def install_loss_forward(model: nn.Module, compiler: Compiler, *, chunks: int) -
     body = model.base_model
     head = head_of(model)
     router_loss = router_loss_of(model)
-    cross_entropy = compiler.function("loss", cross_entropy_sum)
+    cross_entropy = compiler.function("loss", cross_entropy)
 
     def hidden_states(batch: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
         out = body(**batch, use_cache=False, **({"output_router_logits": True} if router_loss else {}))

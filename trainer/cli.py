@@ -52,13 +52,15 @@ def _add(parser: argparse.ArgumentParser, field: dataclasses.Field[Any]) -> None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run; the exit code is 0, or 2 for a user's mistake."""
+    """Run; the exit code is 0, 2 for a user's mistake, or 85 after a signal and its checkpoint."""
     debug = False
     try:
         config, debug = parse(sys.argv[1:] if arguments is None else arguments)
         from trainer.loop import run
+        from trainer.signals import EXIT_STOPPED
 
-        run(config)
+        if run(config).stopped:
+            return EXIT_STOPPED
     except (ValueError, FloatingPointError) as error:
         if debug:
             raise

@@ -11,7 +11,7 @@ from typing import Any
 SCOPES = ("none", "block", "loss", "block+loss", "model", "model+loss")
 TRACKERS = ("tensorboard", "wandb", "mlflow")
 DTYPES = ("float32", "bfloat16", "float16", "float64")
-_SHORT_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp64": "float64"}
+SHORT_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp64": "float64"}
 
 
 def _option(default: Any, text: str, choices: tuple[str, ...] | None = None) -> Any:
@@ -85,7 +85,9 @@ class TrainConfig:
     # output
     output_dir: str = _option("OUT", "metrics.jsonl, run/, checkpoints/ and hf/ go here")
     checkpoint_every: int = _option(0, "steps between checkpoints; 0: at the end only")
-    keep_checkpoints: int = _option(2, "checkpoints kept")
+    checkpoint_epochs: bool = _option(False, "a checkpoint at the end of each epoch; all of these are kept")
+    checkpoint_best: bool = _option(True, "with a validation set: a checkpoint whenever the validation loss is the lowest so far; the best is kept")
+    keep_checkpoints: int = _option(2, "newest checkpoints kept, beside those of epochs and the best")
     resume: str | None = _option(None, "checkpoint to continue from, or `auto` for the newest in output-dir")
     tracker: tuple[str, ...] = _option((), "also log to tensorboard, wandb or mlflow; may be repeated")
     profile_steps: str | None = _option(None, "write a profiler trace of these steps (`3-5`) to output-dir/profile, one a rank")
@@ -94,7 +96,7 @@ class TrainConfig:
     def __post_init__(self) -> None:
         for name in ("train_dtype", "dtype", "save_dtype", "osft_upcast_dtype"):
             value = getattr(self, name)
-            object.__setattr__(self, name, _SHORT_DTYPES.get(value, value))
+            object.__setattr__(self, name, SHORT_DTYPES.get(value, value))
         for field in dataclasses.fields(self):
             _check_value(field, getattr(self, field.name))
         self._check_pairs()

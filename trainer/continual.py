@@ -111,7 +111,7 @@ def train(config: TrainConfig, held: dict[str, Path], *, every: int) -> list[Poi
         stepper.step(rows, step.loss_tokens, lr=learning_rate(config, number, len(data.steps)))
         if number % every == 0 or number == len(data.steps):
             points.append(Point(step=number, loss=measure()))
-    export(program.model, source, program.targets, Path(config.output_dir), dtype=torch.float32)
+    export(program.model, source, Path(config.output_dir), dtype=torch.float32)
     return points
 
 

@@ -1,70 +1,215 @@
-"""From the sharded, factored model to a plain Hugging Face directory."""
+"""From a sharded, factored model, or a checkpoint of one, to a plain Hugging Face directory.
+
+``python -m trainer.export CKPT OUT`` needs nothing but the checkpoint: no training job, no GPU, no torchrun.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import argparse
+import contextlib
+import copy
+import dataclasses
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.tensor import DTensor
 
+from trainer.checkpoints.layout import HF, PARTIAL, PLAN, read_state
+from trainer.checkpoints.tensors import read, read_metadata
+from trainer.config import DTYPES, SHORT_DTYPES
 from trainer.lora import LoRALinear, merged
-from trainer.model import Source, build_meta
-from trainer.osft.linear import FACTORS, OSFTLinear, compose
-from trainer.osft.surgery import Target
-from trainer.weights import plain_modules, plain_name
+from trainer.model import Source, build_meta, dtype_of
+from trainer.osft.linear import FACTORS, compose
+from trainer.targets import is_conv1d
+from trainer.weights import plain_name
+
+SHARD = "5GB"
+"""Largest file of an exported model."""
+
+Read = Callable[[list[str]], dict[str, Tensor]]
 
 
-def export(model: nn.Module, source: Source, targets: tuple[Target, ...], directory: Path, *, dtype: torch.dtype) -> None:
-    """Write safetensors, config and tokenizer that ``AutoModelForCausalLM.from_pretrained`` reads. Collective; rank 0 writes.
+def export(model: nn.Module, source: Source, directory: Path, *, dtype: torch.dtype) -> None:
+    """Write safetensors, config and tokenizer that ``AutoModelForCausalLM.from_pretrained`` reads, over what was there. Collective.
 
-    OSFT factors are multiplied out and adapters merged in float32 or wider, then cast to ``dtype``.
+    OSFT factors are multiplied out and adapters merged in float32 or wider, then cast to ``dtype``. Rank 0 writes.
     """
-    from transformers.utils import logging
-
-    tensors = {}
-    for name, value in plain_tensors(model, targets):
-        if dist.get_rank() == 0:
-            tensors[name] = value.to("cpu", dtype if value.is_floating_point() else value.dtype)
+    values = {plain_name(name): value for name, value in model.state_dict().items()}
+    scale = next((module.scale for module in model.modules() if isinstance(module, LoRALinear)), 1.0)
+    plain = build_meta(dataclasses.replace(source, config=_published(source.config)), dtype=dtype)
+    tensors = plain_tensors(plain, values.keys(), lambda keys: {key: _full(values[key]) for key in keys}, scale=scale)
     if dist.get_rank() == 0:
-        plain = build_meta(source, dtype=dtype)
-        problems = plain.load_state_dict(tensors, assign=True, strict=False)
-        # A tied weight is there under its first name only.
-        missing = [name for name in problems.missing_keys if name not in _tied_names(plain)]
-        assert not missing and not problems.unexpected_keys, (missing, problems.unexpected_keys)
-        plain.tie_weights()
-        plain.config.dtype = dtype
-        logging.disable_progress_bar()
-        plain.save_pretrained(directory)
-        if source.tokenizer is not None:
-            source.tokenizer.save_pretrained(directory)
+        with tempfile.TemporaryDirectory() as assets:
+            write_assets(source, None, Path(assets))
+            shutil.rmtree(directory, ignore_errors=True)
+            _write(plain, tensors, Path(assets) / HF, directory, max_shard_size=SHARD)
+    else:
+        for _ in tensors:
+            pass
     dist.barrier()
 
 
-def plain_tensors(model: nn.Module, targets: tuple[Target, ...]) -> Iterator[tuple[str, Tensor]]:
-    """Name and whole value of every parameter and persistent buffer as the plain model has them, one at a time. Collective."""
-    transposed = {t.name for t in targets if t.transposed}
-    factored = {name: m for name, m in plain_modules(model).items() if isinstance(m, (OSFTLinear, LoRALinear))}
-    for name, layer in factored.items():
-        full = {key: _full(value) for key, value in layer.named_parameters()}
-        if isinstance(layer, OSFTLinear):
-            weight = compose(full, upcast=torch.promote_types(layer.U_high.dtype, torch.float32))
-        else:
-            weight = merged(full, layer.scale)
-        yield f"{name}.weight", weight.T.contiguous() if name in transposed else weight
-    for key, value in model.state_dict().items():
-        name = plain_name(key)
+def export_checkpoint(path: Path, directory: Path, *, dtype: str | None = None, max_shard_size: str = SHARD) -> None:
+    """The same from a checkpoint, in this process alone. ``dtype`` is by default the one that the run was to export.
+
+    Raises ``ValueError`` for a path that is no whole checkpoint, a ``directory`` that is not empty, and a size that is none.
+    """
+    from huggingface_hub.serialization import split_torch_state_dict_into_shards
+    from transformers import AutoConfig
+
+    split_torch_state_dict_into_shards({}, max_shard_size=max_shard_size)  # raises for a malformed size, before an hour of work
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise ValueError(f"{directory} exists and is not empty; give another directory")
+    state = read_state(path)
+    stored = {name: entry for name, entry in read_metadata(path).items() if isinstance(entry, TensorStorageMetadata)}
+    keys = {name.removeprefix("model.") for name in stored if name.startswith("model.")}
+    config = AutoConfig.from_pretrained(path / HF)
+    wanted = dtype or state.config["save_dtype"]
+    target = dtype_of(wanted) if wanted else getattr(config, "dtype", None) or torch.float32
+    source = Source(config=config, tokenizer=None, path=None, attn="eager", attn_reason="", dtype=target)
+
+    def load(names: list[str]) -> dict[str, Tensor]:
+        entries = {name: stored[f"model.{name}"] for name in names}
+        values = {f"model.{name}": torch.empty(entry.size, dtype=entry.properties.dtype) for name, entry in entries.items()}
+        read(path, values)
+        return {name: values[f"model.{name}"] for name in names}
+
+    plain = build_meta(source, dtype=target)
+    scale = state.config["lora_alpha"] / state.config["lora_rank"]
+    _write(plain, plain_tensors(plain, keys, load, scale=scale), path / HF, directory, max_shard_size=max_shard_size)
+
+
+def plain_tensors(plain: nn.Module, keys: Collection[str], read: Read, *, scale: float) -> Iterator[tuple[str, Tensor]]:
+    """Name and whole value of each tensor that the plain model's files have, one at a time, from the trained ones.
+
+    ``keys`` names the trained tensors and ``read`` gives some of them; ``scale`` is that of the adapters.
+    """
+    tied = _tied_names(plain)
+    for name in plain.state_dict():
+        if name in tied:
+            continue
         parent, _, child = name.rpartition(".")
-        if parent not in factored or child not in (*FACTORS, "A", "B", "weight"):
-            yield name, _full(value)
+        if child == "weight" and f"{parent}.U_high" in keys:
+            factors = _short(read([f"{parent}.{factor}" for factor in FACTORS]))
+            weight = compose(factors, upcast=torch.promote_types(factors["U_high"].dtype, torch.float32))
+            yield name, weight.T if is_conv1d(plain.get_submodule(parent)) else weight
+        elif child == "weight" and f"{parent}.A" in keys and f"{parent}.B" in keys:
+            yield name, merged(_short(read([f"{parent}.{factor}" for factor in ("weight", "A", "B")])), scale)
+        else:
+            yield name, read([name])[name]
+
+
+def write_assets(source: Source, plan: str | None, directory: Path) -> None:
+    """What a checkpoint needs beside tensors: the model's config and generation config and the tokenizer in ``hf/``, and the compile plan."""
+    from transformers import GenerationConfig
+
+    _published(source.config).save_pretrained(directory / HF)
+    if source.tokenizer is not None:
+        source.tokenizer.save_pretrained(directory / HF)
+    if source.path is not None:
+        # Many models have none, and an unusable one must not stop training.
+        with contextlib.suppress(OSError, ValueError):
+            GenerationConfig.from_pretrained(source.path).save_pretrained(directory / HF)
+    if plan is not None:
+        shutil.copyfile(plan, directory / PLAN)
+
+
+def _write(plain: nn.Module, tensors: Iterator[tuple[str, Tensor]], assets: Path, directory: Path, *, max_shard_size: str) -> None:
+    """Beside and renamed. In memory are one tensor of ``tensors`` at a time and then one file of the result."""
+    from transformers import GenerationConfig
+    from transformers.utils import logging
+
+    beside = directory.with_name(directory.name + PARTIAL)
+    shutil.rmtree(beside, ignore_errors=True)
+    scratch = beside / "scratch"
+    scratch.mkdir(parents=True)
+    shapes = plain.state_dict()
+    mapped = {name: _on_disk(value, shapes[name].dtype, scratch / f"{number:06d}") for number, (name, value) in enumerate(tensors)}
+    problems = plain.load_state_dict(mapped, assign=True, strict=False)
+    # A tied weight is there under its first name only.
+    missing = [name for name in problems.missing_keys if name not in _tied_names(plain)]
+    assert not missing and not problems.unexpected_keys, (missing, problems.unexpected_keys)
+    plain.tie_weights()
+    if (assets / "generation_config.json").exists():
+        plain.generation_config = GenerationConfig.from_pretrained(assets)
+    logging.disable_progress_bar()
+    plain.save_pretrained(beside, max_shard_size=max_shard_size)
+    for file in assets.iterdir():
+        if not (beside / file.name).exists():
+            shutil.copyfile(file, beside / file.name)
+    shutil.rmtree(scratch)
+    if directory.exists():
+        directory.rmdir()
+    beside.rename(directory)
+
+
+def _on_disk(value: Tensor, dtype: torch.dtype, file: Path) -> Tensor:
+    """``value`` in ``dtype``, in pages that the kernel may write out: a model is exported on a machine that cannot hold it."""
+    if value.numel() == 0:
+        return value.to("cpu", dtype)
+    with open(file, "wb") as handle:
+        # Room is taken now: a full disk is an error here, and would be a dead process at the first touch of a mapped page.
+        os.posix_fallocate(handle.fileno(), 0, value.numel() * dtype.itemsize)
+    mapped = torch.from_file(str(file), shared=True, size=value.numel(), dtype=dtype).view(value.shape)
+    return mapped.copy_(value)
+
+
+def _published(config: Any) -> Any:
+    """The config as the model came with it; :func:`trainer.model.open_source` turns the cache off for training."""
+    published = copy.deepcopy(config)
+    published.use_cache = True
+    return published
 
 
 def _full(value: Tensor) -> Tensor:
     return (value.full_tensor() if isinstance(value, DTensor) else value).detach()
 
 
+def _short(values: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name.rpartition(".")[2]: value for name, value in values.items()}
+
+
 def _tied_names(model: nn.Module) -> set[str]:
     everything = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     return everything - {name for name, _ in model.named_parameters()}
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        _fail(message)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """``python -m trainer.export CKPT OUT``; the exit code is 0, or 2 for a user's mistake."""
+    parser = _Parser(prog="python -m trainer.export", description="Write a checkpoint of the trainer as a plain Hugging Face model.")
+    parser.add_argument("checkpoint", metavar="CKPT", type=Path, help="a checkpoint: OUT/checkpoints/step-NNNNNNNN, or best or last beside it")
+    parser.add_argument("directory", metavar="OUT", type=Path, help="where to write; must not exist or be empty")
+    names = (*DTYPES, *SHORT_DTYPES)
+    parser.add_argument("--dtype", choices=names, metavar="|".join(names), help="default: save-dtype of the run, else the dtype the model came in")
+    parser.add_argument("--max-shard-size", default=SHARD, metavar="SIZE", help=f"largest file, such as 500MB (default: {SHARD})")
+    given = parser.parse_args(sys.argv[1:] if arguments is None else arguments)
+    try:
+        dtype = SHORT_DTYPES.get(given.dtype, given.dtype)
+        export_checkpoint(given.checkpoint, given.directory, dtype=dtype, max_shard_size=given.max_shard_size)
+    except (ValueError, OSError) as error:
+        _fail(str(error))
+    print(given.directory)
+    return 0
+
+
+def _fail(message: str) -> NoReturn:
+    print(f"error: {message}", file=sys.stderr, flush=True)
+    sys.exit(2)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

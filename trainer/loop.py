@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -14,22 +15,29 @@ import torch.distributed as dist
 
 from cftdiag.capture import counting
 from cftdiag.monitor import Monitor
-from trainer import checkpoint
+from trainer import resume
+from trainer.attention import require_device
 from trainer.batch import collate, rank_batches
 from trainer.cache import load_cache, save_cache
+from trainer.checkpoints import rng
+from trainer.checkpoints.layout import Best, State
+from trainer.checkpoints.saver import Saver
+from trainer.checkpoints.tensors import RankState, collect, load
 from trainer.compile import compile_settings
 from trainer.config import TrainConfig
 from trainer.data import Data, open_data
+from trainer.describe import describe
 from trainer.distributed import Ranks, on_rank_zero, process_group
-from trainer.export import export
+from trainer.export import export, write_assets
 from trainer.metrics import Metrics, flops_per_token, memory, peak_flops
-from trainer.model import Source, dtype_of, model_class, open_source
+from trainer.model import Source, dtype_of, open_source
 from trainer.optim import learning_rate, make_optimizer
-from trainer.plan import Plan, check_fingerprint, read_plan, warm
+from trainer.plan import CompilePlan, check_fingerprint, read_plan, warm
 from trainer.preflight import preflight
 from trainer.profiling import Profiling
 from trainer.program import Program, build, lookup_backend
 from trainer.recording import Recording
+from trainer.signals import StopSignals
 from trainer.step import Stepper
 from trainer.trackers import Trackers, require
 
@@ -43,6 +51,8 @@ class RunResult:
     loss: float
     """Of the last step; NaN when there was none."""
     output_dir: Path
+    stopped: bool = False
+    """A signal ended it early, with a checkpoint."""
 
 
 def run(config: TrainConfig) -> RunResult:
@@ -52,24 +62,39 @@ def run(config: TrainConfig) -> RunResult:
     """
     out = Path(config.output_dir)
     require(config.tracker)
-    plan = read_plan(config.compile_plan) if config.compile_plan else None
-    if plan is not None:
-        config = dataclasses.replace(config, **plan.options)
     with process_group(config.device) as ranks:
+        notes: list[str] = []
+        found = resume.find(config, notes.append)
+        config = dataclasses.replace(config, compile_plan=resume.plan_of(found, config))
+        plan = read_plan(config.compile_plan) if config.compile_plan else None
+        if plan is not None:
+            config = dataclasses.replace(config, **plan.options)
         # Rank 0 first: it writes what the others read (the demo's files).
         source = on_rank_zero(lambda: open_source(config)) or open_source(config)
+        require_device(source.attn, ranks.device.type)
         recording = Recording(rank=ranks.rank)
         with recording.recorder, compile_settings(config.scope, plan.torch if plan else {}) as settings:
-            return _run(config, ranks, source, recording, settings, out, plan)
+            return _run(config, ranks, source, recording, settings, out, plan, found, notes)
 
 
 def _run(
-    config: TrainConfig, ranks: Ranks, source: Source, recording: Recording, settings: dict[str, Any], out: Path, plan: Plan | None
+    config: TrainConfig,
+    ranks: Ranks,
+    source: Source,
+    recording: Recording,
+    settings: dict[str, Any],
+    out: Path,
+    plan: CompilePlan | None,
+    found: Path | None,
+    notes: list[str],
 ) -> RunResult:
-    notes = (on_rank_zero(lambda: preflight(config, world=ranks.world)) or []) if config.preflight else []
+    if config.preflight:
+        notes += on_rank_zero(lambda: preflight(config, world=ranks.world, device=ranks.device, settings=settings)) or []
+        recording.step()  # what the preflight compiled is not the run's
     data = open_data(config, source.tokenizer, vocabulary=source.config.vocab_size, world=ranks.world, report=notes.append)
-    found = checkpoint.resolve(config.resume, out / "checkpoints") if config.resume else None
-    state = checkpoint.read_state(found) if found else None
+    state = resume.read(found)
+    if state is not None:
+        notes += resume.check(state, config, data, world=ranks.world)
     with contextlib.ExitStack() as stack:
         metrics = stack.enter_context(Metrics(out / "metrics.jsonl", total=len(data.steps), enabled=ranks.rank == 0, append=state is not None))
         for note in notes:
@@ -88,20 +113,32 @@ def _run(
             wrap_backend=lambda name: counting(lookup_backend(name), recording.recorder),
             calibration=lambda: _calibration(data),
         )
+        if plan is not None:
+            device = torch.cuda.get_device_name(ranks.device) if ranks.device.type == "cuda" else "cpu"
+            check_fingerprint(plan, config, model_config=source.config, attn=source.attn, dtype=program.dtype, device=device, world=ranks.world)
         recording.watch(program.model, program.blocks, compiled="block" in program.compiler.graphs)
         profiling.name_regions(program.blocks, program.compiler)
         optimizer = make_optimizer(program.model, config)
-        if found:
-            checkpoint.load(found, program.model, optimizer)
-        for line in describe(program, data, config, time.perf_counter() - started, cached):
+        own = load(found, program.model, optimizer) if found else []
+        assets = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        on_rank_zero(lambda: write_assets(source, config.compile_plan, assets))
+        saver = stack.enter_context(Saver(out / "checkpoints", assets, device=ranks.device, keep=config.keep_checkpoints, say=metrics.say))
+        for line in resume.make_way(found, state, out) + describe(program, data, config, time.perf_counter() - started, cached):
             metrics.say(line)
         noted = {"trainer": config.to_dict(), "torch": settings, "unsafe": list(plan.unsafe) if plan else []}
         with Monitor(program.model, run_dir=out / "run", quiet=True, plan=config.compile_plan, settings=noted, sinks=trackers.sinks()):
             if plan is not None:
-                check_fingerprint(plan, config, attn=source.attn, dtype=program.dtype, world=ranks.world)
                 warm(program, plan)
-                metrics.say(f"warmed {len(plan.lengths)} regimes in {recording.step()['compile_seconds']:.1f} s of compiling")
-            return _Trainer(config, program, data, recording, metrics, optimizer, out, ranks, trackers, profiling).train(state)
+                metrics.say(f"warmed {len(plan.rows)} regimes in {recording.step()['compile_seconds']:.1f} s of compiling")
+            trainer = _Trainer(config, program, data, recording, metrics, optimizer, out, ranks, trackers, profiling, saver)
+            if again := trainer.compile_again([rank.compiled for rank in own]):
+                metrics.say(f"compiled as before from {again} batches in {recording.step()['compile_seconds']:.1f} s")
+            rng.seed(config.seed, ranks.rank)
+            if ranks.rank < len(own):
+                rng.restore(own[ranks.rank].rng, ranks.device)
+            with StopSignals() as signals:
+                trainer.train(state, signals)
+            return trainer.finish()
 
 
 class _Trainer:
@@ -117,49 +154,83 @@ class _Trainer:
         ranks: Ranks,
         trackers: Trackers,
         profiling: Profiling,
+        saver: Saver,
     ) -> None:
-        self.trackers, self.profiling = trackers, profiling
+        self.trackers, self.profiling, self.saver = trackers, profiling, saver
         self.config, self.program, self.data, self.recording, self.metrics = config, program, data, recording, metrics
         self.optimizer, self.out, self.ranks = optimizer, out, ranks
         self.stepper = Stepper(program, optimizer, config)
+        self.compiles = resume.Compiles(lambda: sum(program.compiler.graphs.values()))
         self.flops = flops_per_token(program.model)
         self.peak = peak_flops(ranks.device)
+        self.best: Best | None = None
+        self.step, self.tokens, self.loss, self.stopped = 0, 0, math.nan, False
 
-    def train(self, state: checkpoint.State | None) -> RunResult:
-        step, tokens = (state.step, state.tokens) if state else (0, 0)
-        loss = math.nan
-        steps = self.data.steps[step:]
-        for plan, batches in self._batches(steps, self.data.train):
-            step += 1
-            tokens += plan.tokens
+    def compile_again(self, histories: list[list[list[int]]]) -> int:
+        """Compile what a resumed run had compiled, in the same order; returns from how many batches. Collective."""
+        return self.compiles.replay(
+            histories,
+            train=lambda step: self._batches(self.data.steps[step - 1 : step], self.data.train),
+            validate=lambda batch: self._batches(self.data.validation_steps[batch : batch + 1], self.data.validation),
+            stepper=self.stepper,
+            program=self.program,
+        )
+
+    def train(self, state: State | None, signals: StopSignals) -> None:
+        """Take the steps that are left, until the last or a signal."""
+        if state is not None:
+            self.step, self.tokens, self.best = state.step, state.tokens, state.best
+        self.stepper.stop = signals.requested
+        first, total = self.step + 1, len(self.data.steps)
+        for plan, batches in self._batches(self.data.steps[self.step :], self.data.train):
+            step = self.step = self.step + 1
+            self.tokens += plan.tokens
             started = time.perf_counter()
             self.recording.recorder.step = step
-            lr = learning_rate(self.config, step, len(self.data.steps))
-            measure_leak = bool(self.config.osft_leak_every) and (step % self.config.osft_leak_every == 0 or step == len(self.data.steps))
+            lr = learning_rate(self.config, step, total)
+            measure_leak = bool(self.config.osft_leak_every) and (step % self.config.osft_leak_every == 0 or step == total)
             with self.profiling.step(step):
                 figures = self.stepper.step(batches, plan.loss_tokens, lr=lr, leak=measure_leak)
             seconds = time.perf_counter() - started
-            loss = figures["loss"]
-            last_of_epoch = step == len(self.data.steps) or self.data.steps[step].epoch != plan.epoch
+            self.stopped = figures.pop("stop")
+            self.compiles.note(step)
+            loss = self.loss = figures["loss"]
+            last_of_epoch = step == total or self.data.steps[step].epoch != plan.epoch
             if not math.isfinite(loss):
                 lines = sorted(self.data.train.samples[i].line for micro in plan.rows for row in micro for i in row.samples)
                 raise FloatingPointError(f"step {step}: loss is {loss}; the batch is lines {lines} of the data. Checkpoints written before are kept")
             record = {
                 "step": step, "epoch": plan.epoch, "lr": lr, **figures,
-                "samples": plan.samples, "tokens": plan.tokens, "loss_tokens": plan.loss_tokens, "total_tokens": tokens,
+                "samples": plan.samples, "tokens": plan.tokens, "loss_tokens": plan.loss_tokens, "total_tokens": self.tokens,
                 "lengths": [[row.length for row in micro] for micro in plan.rows],
                 "seconds": round(seconds, 4), "tokens_per_second": round(plan.tokens / seconds, 2), "mfu": self._mfu(plan.tokens, seconds),
                 **self.recording.step(),
             }  # fmt: skip
-            if step == (state.step if state else 0) + 1:
+            if step == first:
                 self._after_first_step(record)
             if self.data.validation is not None and (step % self.config.validate_every == 0 if self.config.validate_every else last_of_epoch):
                 record["val_loss"] = self.validate()
+                improved = math.isfinite(record["val_loss"]) and (self.best is None or record["val_loss"] < self.best.loss)
+            else:
+                improved = False
             self.metrics.write(record)
             self.trackers.write(record)
-            if self.config.checkpoint_every and step % self.config.checkpoint_every == 0 and step < len(self.data.steps):
-                self.save(step, tokens)
-        return self._finish(step, tokens, loss, trained=bool(steps))
+            if improved:
+                self.best = Best(step=step, loss=record["val_loss"])
+            due = {
+                "step": bool(self.config.checkpoint_every) and step % self.config.checkpoint_every == 0,
+                "epoch": self.config.checkpoint_epochs and last_of_epoch,
+                "best": self.config.checkpoint_best and improved,
+                "signal": self.stopped,
+                "end": step == total,
+            }
+            if kinds := tuple(kind for kind, is_due in due.items() if is_due):
+                self.save(kinds)
+            self.saver.poll()
+            if self.stopped:
+                who = signals.received or "a signal on another rank"
+                self.metrics.say(f"{who}: stopped after step {step} of {total}; continue with --resume auto")
+                break
 
     def _batches(self, steps: Any, samples: Any) -> Any:
         pad = getattr(self.program.source.tokenizer, "pad_token_id", None) or 0
@@ -184,60 +255,35 @@ class _Trainer:
         """Mean loss per loss token over the validation set. Collective."""
         total, count = torch.zeros((), dtype=torch.float64, device=self.ranks.device), 0
         self.program.model.eval()
-        for plan, batches in self._batches(self.data.validation_steps, self.data.validation):
+        for number, (plan, batches) in enumerate(self._batches(self.data.validation_steps, self.data.validation)):
             total += self.stepper.evaluate(batches)
+            self.compiles.note(self.step, number)
             count += plan.loss_tokens
         self.program.model.train()
         dist.all_reduce(total)
         return total.item() / count
 
-    def save(self, step: int, tokens: int) -> None:
-        """Write a checkpoint. Collective."""
-        ranks = {t.name: t.high for t in self.program.targets}
-        state = checkpoint.State(step=step, tokens=tokens, ranks=ranks, config=self.config.to_dict())
-        path = checkpoint.save(self.out / "checkpoints", self.program.model, self.optimizer, state, keep=self.config.keep_checkpoints)
-        self.metrics.say(f"checkpoint {path}")
+    def save(self, kinds: tuple[str, ...]) -> None:
+        """Begin to write a checkpoint of this moment. Collective."""
+        state = State(
+            step=self.step, tokens=self.tokens, world=self.ranks.world, ranks={t.name: t.high for t in self.program.targets},
+            data=resume.fingerprint(self.data), kinds=kinds, best=self.best, config=self.config.to_dict(),
+        )  # fmt: skip
+        own = RankState(rng=rng.capture(self.ranks.device), compiled=self.compiles.history)
+        self.saver.save(collect(self.program.model, self.optimizer), own, state)
 
-    def _finish(self, step: int, tokens: int, loss: float, *, trained: bool) -> RunResult:
-        if trained:
-            self.save(step, tokens)
-        if self.config.export:
+    def finish(self) -> RunResult:
+        """Wait for the last checkpoint; export, unless a signal asked to be quick. Raises ``ValueError`` when that checkpoint failed. Collective."""
+        self.saver.wait()
+        if self.config.export and not self.stopped:
             dtype = dtype_of(self.config.save_dtype) if self.config.save_dtype else self.program.source.dtype
-            export(self.program.model, self.program.source, self.program.targets, self.out / "hf", dtype=dtype)
+            export(self.program.model, self.program.source, self.out / "hf", dtype=dtype)
             self.metrics.say(f"exported {self.out / 'hf'}")
-        return RunResult(steps=step, tokens=tokens, loss=loss, output_dir=self.out)
+        on_rank_zero(self.saver.require)
+        return RunResult(steps=self.step, tokens=self.tokens, loss=self.loss, output_dir=self.out, stopped=self.stopped)
 
 
 def _calibration(data: Data) -> list[dict[str, Any]]:
     """Up to four rows of the first steps, for the layer importance of adaptive ranks."""
     rows = [row for step in data.steps[:4] for micro in step.rows[:1] for row in micro if row.samples]
     return [collate(row, data.train, pad_id=0, varlen=False) for row in rows[:4]]
-
-
-def describe(program: Program, data: Data, config: TrainConfig, seconds: float, cached: str | None) -> list[str]:
-    """The lines printed before training: what is trained, how it is wrapped, what is compiled."""
-    trained = sum(p.numel() for p in program.model.parameters() if p.requires_grad)
-    total = sum(p.numel() for p in program.model.parameters())
-    lengths = [n for step in data.lengths for micro in step for n in micro]
-    lines = [
-        f"{model_class(program.source.config).__name__}: {len(program.blocks)} blocks, {total:,} parameters, {trained:,} trained ({config.method})",
-        f"attention {program.source.attn} ({program.source.attn_reason}), dtype {program.dtype}, ac {config.ac}, "
-        f"mesh {tuple(program.mesh.shape)} {program.device.type}, built in {seconds:.1f} s",
-        f"compile scope {config.scope}" + (f", backend {config.backend}, dynamic {config.dynamic}" if config.scope != "none" else ""),
-        f"{len(data.train):,} samples, {len(data.steps):,} steps, rows of {min(lengths)} to {max(lengths)} tokens",
-    ]
-    if cached:
-        lines.append(cached)
-    return lines + target_table(program)
-
-
-def target_table(program: Program) -> list[str]:
-    """One line per shape and rank of the OSFT targets."""
-    groups: dict[tuple[str, int, int, int, str], int] = {}
-    for t in program.targets:
-        key = (t.name.rpartition(".")[2], t.rows, t.columns, t.high, t.kind)
-        groups[key] = groups.get(key, 0) + 1
-    return [
-        f"target {name}: {count} x {rows} x {columns}, {high} directions frozen, {min(rows, columns) - high} trained ({kind})"
-        for (name, rows, columns, high, kind), count in groups.items()
-    ]

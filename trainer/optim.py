@@ -12,13 +12,19 @@ from trainer.config import TrainConfig
 
 
 def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
-    """Over the parameters that are trained. Raises ``ValueError`` when there are none."""
+    """Over the parameters that are trained, with its states in place. Raises ``ValueError`` when there are none."""
     trained = [p for p in model.parameters() if p.requires_grad]
     if not trained:
         raise ValueError("nothing to train: every parameter is frozen")
-    return torch.optim.AdamW(
+    optimizer = torch.optim.AdamW(
         trained, lr=config.peak_learning_rate, betas=(config.beta1, config.beta2), eps=config.eps, weight_decay=config.weight_decay
     )
+    # As AdamW itself would begin, but for all parameters and now: a checkpoint is read into these, and has the same keys whichever parameters
+    # (experts) have had a gradient by then.
+    for parameter in trained:
+        moments = {name: torch.zeros_like(parameter, memory_format=torch.preserve_format) for name in ("exp_avg", "exp_avg_sq")}
+        optimizer.state[parameter] = {"step": torch.tensor(0.0, dtype=torch.get_default_dtype()), **moments}
+    return optimizer
 
 
 def learning_rate(config: TrainConfig, step: int, total: int) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,6 +23,8 @@ class Stepper:
     """Takes steps on a program."""
 
     def __init__(self, program: Program, optimizer: torch.optim.Optimizer, config: TrainConfig) -> None:
+        self.stop: Callable[[], bool] = lambda: False
+        """Says whether this rank wants to end after the step; when one does, all learn of it."""
         self._model = program.model
         self._device = program.device
         self._optimizer = optimizer
@@ -34,14 +37,17 @@ class Stepper:
         """Train on one global batch, of which ``batches`` are this rank's microsteps and ``loss_tokens`` counts all ranks. Collective.
 
         Returns ``loss`` (mean per loss token over the global batch), ``grad_norm_raw`` (before projection), ``grad_norm`` (after it, before
-        clipping) and ``leak`` (None unless asked for).
+        clipping), ``leak`` (None unless asked for) and ``stop`` (whether a rank asked to end after this step).
         """
         total = torch.zeros((), dtype=torch.float64, device=self._device)
         for batch in batches:
             loss = self._model(**to_device(batch, self._device))
             (loss / loss_tokens).backward()
             total += loss.detach()
-        dist.all_reduce(total)
+        # The wish to stop travels with the loss: all ranks agree on the step, and none waits for it.
+        shared = torch.stack([total, torch.full_like(total, float(self.stop()))])
+        dist.all_reduce(shared)
+        total, stop = shared[0], shared[1]
 
         raw = gradient_norm(self._trained)
         norm = raw
@@ -59,9 +65,15 @@ class Stepper:
         leaked = measure_leak(self._frozen) if leak and self._frozen is not None else torch.zeros_like(total)
 
         # The only host sync of a step.
-        values = torch.stack([t.to(total.dtype) for t in (total / loss_tokens, raw, norm, leaked)]).tolist()
+        values = torch.stack([t.to(total.dtype) for t in (total / loss_tokens, raw, norm, leaked, stop)]).tolist()
         measured = leak and self._frozen is not None
-        return {"loss": values[0], "grad_norm_raw": values[1], "grad_norm": values[2], "leak": values[3] if measured else None}
+        return {"loss": values[0], "grad_norm_raw": values[1], "grad_norm": values[2], "leak": values[3] if measured else None, "stop": values[4] > 0}
+
+    def forward_backward(self, batches: list[Batch]) -> None:
+        """Run what a step runs on the model, and leave no gradient behind: for its compiles. Collective."""
+        for batch in batches:
+            self._model(**to_device(batch, self._device)).backward()
+        self._model.zero_grad(set_to_none=True)
 
     @torch.no_grad()
     def evaluate(self, batches: list[Batch]) -> Tensor:

@@ -1,0 +1,37 @@
+"""The lines printed before training."""
+
+from __future__ import annotations
+
+from trainer.config import TrainConfig
+from trainer.data import Data
+from trainer.model import model_class
+from trainer.program import Program
+
+
+def describe(program: Program, data: Data, config: TrainConfig, seconds: float, cached: str | None) -> list[str]:
+    """What is trained, how it is wrapped, what is compiled."""
+    trained = sum(p.numel() for p in program.model.parameters() if p.requires_grad)
+    total = sum(p.numel() for p in program.model.parameters())
+    lengths = [n for step in data.lengths for micro in step for n in micro]
+    lines = [
+        f"{model_class(program.source.config).__name__}: {len(program.blocks)} blocks, {total:,} parameters, {trained:,} trained ({config.method})",
+        f"attention {program.source.attn} ({program.source.attn_reason}), dtype {program.dtype}, ac {config.ac}, "
+        f"mesh {tuple(program.mesh.shape)} {program.device.type}, built in {seconds:.1f} s",
+        f"compile scope {config.scope}" + (f", backend {config.backend}, dynamic {config.dynamic}" if config.scope != "none" else ""),
+        f"{len(data.train):,} samples, {len(data.steps):,} steps, rows of {min(lengths)} to {max(lengths)} tokens",
+    ]
+    if cached:
+        lines.append(cached)
+    return lines + target_table(program)
+
+
+def target_table(program: Program) -> list[str]:
+    """One line per shape and rank of the OSFT targets."""
+    groups: dict[tuple[str, int, int, int, str], int] = {}
+    for t in program.targets:
+        key = (t.name.rpartition(".")[2], t.rows, t.columns, t.high, t.kind)
+        groups[key] = groups.get(key, 0) + 1
+    return [
+        f"target {name}: {count} x {rows} x {columns}, {high} directions frozen, {min(rows, columns) - high} trained ({kind})"
+        for (name, rows, columns, high, kind), count in groups.items()
+    ]

@@ -1,0 +1,132 @@
+"""Continuing a run: which checkpoint, whether it fits these options, and the same compiles in the same order as before."""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from trainer.batch import Batch
+from trainer.checkpoints.layout import PLAN, State, prepare, read_state, resolve, truncate_metrics
+from trainer.config import TrainConfig
+from trainer.data import Data
+from trainer.distributed import on_rank_zero
+from trainer.program import Program
+from trainer.step import Stepper
+
+_FIXED = ("osft", "lora", "lora_rank", "lora_alpha", "train_dtype", "batch_size", "seed", "validation_split")
+"""What a checkpoint cannot be continued with otherwise: another model, or another order of the samples."""
+_FREE = frozenset(
+    (*_FIXED, "output_dir", "checkpoint_every", "checkpoint_epochs", "checkpoint_best", "keep_checkpoints", "resume", "export", "save_dtype")
+    + ("num_workers", "streaming", "compile_cache", "compile_plan", "preflight", "config", "model_name_or_path", "data_path", "validation_path")
+    + ("random_init", "osft_transient_mb", "osft_leak_every", "osft_upcast_dtype", "osft_ranks", "osft_unfreeze_rank_ratio")
+)  # fmt: skip
+"""What may be another without changing a loss, or is looked at elsewhere."""
+
+
+def find(config: TrainConfig, say: Callable[[str], None]) -> Path | None:
+    """The checkpoint to continue from, the same on all ranks; None to start afresh. Raises ``ValueError`` when it is none. Collective."""
+    if config.resume is None:
+        return None
+    directory = Path(config.output_dir) / "checkpoints"
+    found = [on_rank_zero(lambda: resolve(config.resume or "", directory, say))]
+    dist.broadcast_object_list(found, src=0)
+    return found[0]
+
+
+def plan_of(found: Path | None, config: TrainConfig) -> str | None:
+    """The compile plan to follow: the one that is asked for, else the checkpoint's."""
+    if config.compile_plan is None and config.scope != "none" and found is not None and (found / PLAN).exists():
+        return str(found / PLAN)
+    return config.compile_plan
+
+
+def check(state: State, config: TrainConfig, data: Data, *, world: int) -> list[str]:
+    """Raise ``ValueError`` when these options cannot continue the checkpoint; returns lines about what will not be exact."""
+    values = config.to_dict()
+    for name in _FIXED:
+        if name in state.config and state.config[name] != values[name]:
+            flag = name.replace("_", "-")
+            raise ValueError(f"the checkpoint of step {state.step} was trained with {flag} {state.config[name]}, this run has {values[name]}")
+    if state.data != fingerprint(data):
+        raise ValueError(f"the checkpoint of step {state.step} was trained on other samples: its position in the data means nothing here")
+    if state.step > len(data.steps):
+        raise ValueError(f"the checkpoint is at step {state.step}, this run ends at {len(data.steps)}; give more steps or an earlier checkpoint")
+    other = sorted(name for name, value in state.config.items() if name in values and name not in _FREE and value != values[name])
+    notes = [f"continues with another {', '.join(other)}: losses are not bit for bit those of an uninterrupted run"] if other else []
+    if state.world != world:
+        notes.append(f"written by {state.world} ranks, continued by {world}: the same samples, other orders of summation, other dropout")
+    return notes
+
+
+def fingerprint(data: Data) -> str:
+    """Of the training samples in the order of the file: lengths, loss tokens, lines."""
+    numbers = array("q", (n for sample in data.train.samples for n in (sample.length, sample.loss_tokens, sample.line)))
+    return hashlib.sha256(numbers.tobytes()).hexdigest()[:16]
+
+
+def make_way(found: Path | None, state: State | None, out: Path) -> list[str]:
+    """Clear what this run does not continue from checkpoints and metrics, on rank 0; returns lines to print. Collective."""
+    told: list[str] = []
+
+    def clear() -> None:
+        told.extend(prepare(out / "checkpoints", found, state.step if state else 0))
+        if state is not None:
+            truncate_metrics(out / "metrics.jsonl", state.step)
+
+    on_rank_zero(clear)
+    return told
+
+
+def read(found: Path | None) -> State | None:
+    """The state of a checkpoint that was found."""
+    return read_state(found) if found is not None else None
+
+
+class Compiles:
+    """Where a run compiled: the history that a resumed run goes through again, because what torch compiles depends on what it has compiled before."""
+
+    def __init__(self, graphs: Callable[[], int]) -> None:
+        """``graphs`` counts what was compiled so far."""
+        self.history: list[list[int]] = []
+        """As in :class:`trainer.checkpoints.tensors.RankState`."""
+        self._graphs = graphs
+        self._seen = graphs()
+
+    def note(self, step: int, batch: int = -1) -> None:
+        """Call after each step, and after each batch of a validation with its number."""
+        if (now := self._graphs()) != self._seen:
+            self._seen = now
+            self.history.append([step, batch])
+
+    def replay(
+        self,
+        histories: Iterable[list[list[int]]],
+        *,
+        train: Callable[[int], Iterator[tuple[Any, list[Batch]]]],
+        validate: Callable[[int], Iterator[tuple[Any, list[Batch]]]],
+        stepper: Stepper,
+        program: Program,
+    ) -> int:
+        """Run what any rank compiled at, in order, without a step of the optimizer; returns how many batches that were. Collective.
+
+        ``train`` and ``validate`` give the batches of a step (1-based) and of a validation's batch. Random numbers are afterwards as before.
+        """
+        events = sorted({(step, batch) for history in histories for step, batch in history})
+        with torch.random.fork_rng(devices=[program.device] if program.device.type == "cuda" else []):
+            for step, batch in events:
+                program.model.train(batch < 0)
+                for _, batches in train(step) if batch < 0 else validate(batch):
+                    if batch < 0:
+                        stepper.forward_backward(batches)
+                    else:
+                        stepper.evaluate(batches)
+            program.model.train()
+        self.history = [list(event) for event in events]
+        self._seen = self._graphs()
+        return len(events)

@@ -18,7 +18,7 @@ import torch
 from cftdiag.check import fastforward
 from cftdiag.check.errors import EnvironmentUnfit, InputError, one_line
 from cftdiag.check.options import DYNAMIC, SMALL_MODEL, CheckOptions
-from cftdiag.check.program import build_model, find_blocks, load_config, make_batches
+from cftdiag.check.program import build_model, find_blocks, flash, flex, load_config, make_batches
 from cftdiag.check.subject import Subject, as_subject
 
 
@@ -113,6 +113,8 @@ def _refuse(subject: Subject, o: CheckOptions) -> None:
 def _from_subject(subject: Subject, o: CheckOptions) -> Prepared:
     o.for_subject()
     _refuse(subject, o)
+    if not torch.cuda.is_available() and _uses_flex_attention(subject.model):
+        flex.install()
     parameters = list(subject.model.parameters())
     meta = any(p.is_meta for p in parameters)
     if o.fast_forward == "never" and meta:
@@ -149,6 +151,12 @@ def _from_subject(subject: Subject, o: CheckOptions) -> Prepared:
         step=subject.step or default_step,
         changes=changes,
     )
+
+
+def _uses_flex_attention(model: torch.nn.Module) -> bool:
+    """True when transformers will call FlexAttention in some module."""
+    configs = (getattr(module, "config", None) for module in model.modules())
+    return any(getattr(config, "_attn_implementation", None) == "flex_attention" for config in configs)
 
 
 def blocks_of(model: torch.nn.Module, globs: Sequence[str], required: bool = True) -> list[tuple[str, torch.nn.Module]]:
@@ -211,6 +219,8 @@ def _call_builder(recipe: Mapping[str, Any]) -> object:
     builder = getattr(module, name, None)
     if not callable(builder):
         raise InputError(f"{path}: has no function {name!r}; define {name}() or name another after the colon")
+    # transformers refuses to build for a kernel that is not installed; whoever asks it for one gets its stand-in, as --attn does
+    flash.install()
     try:
         torch.manual_seed(0)
         return builder()

@@ -34,14 +34,14 @@ def versions() -> dict[str, str]:
     return {name: metadata.version(name) for name in ("torch", "transformers", "cftdiag")}
 
 
-def check_one(model: str, attn: str, *, layers: str, timeout: float, local: threading.local) -> dict[str, Any]:
-    """One row: a verdict, or the one-line reason why there is none."""
+def check_one(model: str, attn: str, *, layers: str, timeout: float, local: threading.local, **more: Any) -> dict[str, Any]:
+    """One row: a verdict, or the one-line reason why there is none. ``more`` are further options of the check."""
     started = time.monotonic()
     row: dict[str, Any] = {"model": model, "attn": attn, "layers": layers, **versions()}
     if getattr(local, "server", None) is None:
         local.server = ForkServer()
     try:
-        options = CheckOptions(model=model, attn=attn, layers=layers, timeout=timeout, verify=False)
+        options = CheckOptions(model=model, attn=attn, layers=layers, timeout=timeout, verify=False, **more)
         report = Driver(resolve(model), options, local.server, None).run().to_dict()
         kinds: dict[str, int] = {}
         for block in report["blocks"]:

@@ -306,6 +306,11 @@ class Monitor:
             return
         self._begun = True
         self._rank = session.rank()
+        refused = None if self._planned is None else self._planned.differs(self._model, session.world_size())
+        if refused is not None:
+            # the ranks and the wrapped model are known only now, when a training must not be stopped any more
+            self._say(logging.WARNING, f"{refused}; the run is not held against it")
+            self._planned = None
         settings = {
             "warmup_steps": self._warmup_steps,
             "compile_budget_s": self._compile_budget_s,
@@ -313,6 +318,7 @@ class Monitor:
             "on_recompile": self._on_recompile if isinstance(self._on_recompile, str) else "callable",
             "guards": self._guards,
             "plan": None if self._planned is None else self._planned.name,
+            **({} if refused is None else {"plan_refused": refused}),
             **self._settings,
         }
         self._rules = Rules(warmup_steps=self._warmup_steps, compile_budget_s=self._compile_budget_s, limit=settings["limit"])

@@ -32,6 +32,19 @@ class Planned:
                 continue  # the plan is then held against the rest
         return cls(str(path), load_plan(str(path), expect))
 
+    def differs(self, model: Any, world_size: int) -> str | None:
+        """Why the plan was made for another run, as far as its ranks and its model (where there is one) tell; None when nothing differs."""
+        expect: dict[str, Any] = {"world_size": world_size}
+        attn = getattr(getattr(model, "config", None), "_attn_implementation", None)
+        if attn is not None:
+            expect["attn"] = attn
+        known = {name: value for name, value in expect.items() if self._plan.fingerprint.get(name) is not None}
+        try:
+            self._plan.check(known, self.name)
+        except ValueError as error:
+            return str(error)
+        return None
+
     def foresees(self, event: Event, batch: tuple[int, int] | None) -> bool | None:
         """True when the event's (code, batch shape) falls in a regime that this rank has not compiled yet; None without a shape.
 

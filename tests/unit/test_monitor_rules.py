@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import monitor_samples as samples
 import pytest
 
+from cftdiag.monitor import Monitor
 from cftdiag.monitor.alarms import Rules
 from cftdiag.monitor.planned import Planned
 from cftdiag.monitor.steps import StepClock
@@ -84,7 +88,7 @@ def test_the_compile_budget_is_told_once() -> None:
     assert told == ["6.0 s of compile time, over the budget of 5 s"]
 
 
-def plan(tmp_path: Path, *bounds: str, **fingerprint: str) -> Path:
+def plan(tmp_path: Path, *bounds: str, **fingerprint: Any) -> Path:
     """A plan for the installed versions with one regime for each text of bounds."""
     versions = {name: metadata.version(name) for name in ("torch", "transformers")}
     regimes = [Regime(id=f"r{i}", bounds=(b,), representative=(2, 512, "")) for i, b in enumerate(bounds)]
@@ -113,3 +117,19 @@ def test_another_file_is_no_plan(tmp_path: Path) -> None:
     (tmp_path / "p.json").write_text("{}")
     with pytest.raises(ValueError, match="plan"):
         Planned.load(tmp_path / "p.json")
+
+
+def test_a_plan_for_other_ranks_or_another_attention_is_not_held_against_the_run(tmp_path: Path) -> None:
+    planned = Planned.load(plan(tmp_path, "S > 0", world_size=8, attn="sdpa"))
+    assert planned.differs(None, 8) is None
+    assert "was made for world_size 8, this run has 2" in (planned.differs(None, 2) or "")
+    model = SimpleNamespace(config=SimpleNamespace(_attn_implementation="eager"))
+    assert 'was made for attn "sdpa", this run has "eager"' in (planned.differs(model, 8) or "")
+
+
+def test_a_monitor_with_the_plan_of_another_run_says_so_and_goes_on(tmp_path: Path) -> None:
+    with Monitor(run_dir=tmp_path / "run", plan=plan(tmp_path, "S > 0", world_size=8)) as monitor:
+        monitor.step()
+    settings = json.loads((tmp_path / "run" / "run.json").read_text())["settings"]
+    assert settings["plan"] is None and "world_size 8" in settings["plan_refused"]
+    assert monitor.steps == 1

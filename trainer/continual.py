@@ -34,9 +34,12 @@ from trainer.program import Program, build
 from trainer.records import Records
 from trainer.step import Stepper
 
-#: Tokens of a row; a batch of 32 samples is a little less.
-ROW = 1024
-HELD_OUT = 128
+BATCH = 16
+#: Tokens of a row: a little more than a batch.
+ROW = 384
+HELD_OUT = 96
+#: Peak learning rate of the base task.
+BASE_RATE = 6e-3
 TASKS = ("base", "A", "B")
 
 
@@ -71,14 +74,15 @@ def run_seed(seed: int, methods: Sequence[str], *, steps: int, base_steps: int, 
     files = {t: patterns.write(work / f"{t}.jsonl", rules[t], count=4096 if t == "base" else 1024, seed=seed) for t in TASKS}
     held = {t: patterns.write(work / f"{t}.held.jsonl", rules[t], count=HELD_OUT, seed=seed + 1000) for t in TASKS}
     plain = work / "plain"
-    demo.config(num_hidden_layers=3).save_pretrained(plain)
+    demo.config(num_hidden_layers=2).save_pretrained(plain)
     demo.tokenizer().save_pretrained(plain)
 
-    def phase(source: Path, task: str, method: str, out: Path, count: int, **values: Any) -> list[Point]:
-        config = config_of(method, source=source, data=files[task], out=out, steps=count, lr=lr, seed=seed, **values)
-        return train(config, held, every=every)
+    def phase(source: Path, task: str, method: str, out: Path, count: int, rate: float = lr, **values: Any) -> list[Point]:
+        config = config_of(method, source=source, data=files[task], out=out, steps=count, lr=rate, seed=seed, **values)
+        return train(config, held, every=every if task == "B" else count)
 
-    before = phase(plain, "base", "full", work / "base", base_steps, random_init=True, lr_scheduler="cosine", warmup_steps=20)[-1]
+    schedule = {"random_init": True, "lr_scheduler": "cosine", "warmup_steps": min(20, base_steps)}
+    before = phase(plain, "base", "full", work / "base", base_steps, BASE_RATE, **schedule)[-1]
     outcomes = []
     for number, method in enumerate(methods):
         a, b = work / f"{number}.a", work / f"{number}.b"
@@ -93,7 +97,7 @@ def config_of(method: str, *, source: Path, data: Path, out: Path, steps: int, l
     if name == "osft":
         values |= {"osft": True, "osft_unfreeze_rank_ratio": float(ratio)}
     return TrainConfig(
-        model_name_or_path=str(source), data_path=str(data), output_dir=str(out), max_steps=steps, learning_rate=lr, seed=seed, batch_size=32,
+        model_name_or_path=str(source), data_path=str(data), output_dir=str(out), max_steps=steps, learning_rate=lr, seed=seed, batch_size=BATCH,
         max_tokens_per_gpu=ROW, device="cpu", loss_chunks=1, **values,
     )  # fmt: skip
 
@@ -122,7 +126,7 @@ def _measure(program: Program, stepper: Stepper, config: TrainConfig, held: dict
     tokenizer = program.source.tokenizer
     for task, path in held.items():
         records = Records(path, tokenizer, vocabulary=program.source.config.vocab_size, capacity=config.row_capacity)
-        steps = list(epoch_steps(records.samples, shape_of(config, 1), batch_size=len(records), seed=0, epoch=0, shuffle=False))
+        steps = list(epoch_steps(records.samples, shape_of(config, 1), batch_size=BATCH, seed=0, epoch=0, shuffle=False))
         rows = [row for _, batches in rank_batches(steps, records, rank=0, pad_id=tokenizer.pad_token_id, varlen=False) for row in batches]
         sets[task] = (steps, rows)
 
@@ -185,9 +189,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run all seeds and print the table."""
     parser = argparse.ArgumentParser(prog="python -m trainer.continual", description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("--seeds", type=int, default=3, help="number of seeds (default: 3)")
-    parser.add_argument("--steps", type=int, default=120, help="optimizer steps of each task (default: 120)")
-    parser.add_argument("--base-steps", type=int, default=500, help="optimizer steps of the base task (default: 500)")
-    parser.add_argument("--learning-rate", type=float, default=2e-3, help="of all phases and methods (default: 2e-3)")
+    parser.add_argument("--steps", type=int, default=60, help="optimizer steps of each task (default: 60)")
+    parser.add_argument("--base-steps", type=int, default=400, help="optimizer steps of the base task (default: 400)")
+    parser.add_argument("--learning-rate", type=float, default=1e-3, help="of both tasks and all methods (default: 1e-3)")
     parser.add_argument(
         "--osft",
         type=lambda text: [float(part) for part in text.split(",")],
@@ -197,14 +201,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--json", type=Path, help="write every measurement to this file")
     asked = parser.parse_args(arguments)
+    from transformers.utils import logging
+
     methods = ["full", *(f"osft {ratio:g}" for ratio in asked.osft)]
     started = time.perf_counter()
     outcomes: list[Outcome] = []
     torch.set_num_threads(1)
+    logging.disable_progress_bar()
     with tempfile.TemporaryDirectory() as directory, process_group("cpu"):
         for seed in range(asked.seeds):
             outcomes += run_seed(
-                seed, methods, steps=asked.steps, base_steps=asked.base_steps, lr=asked.learning_rate, every=max(1, asked.steps // 24),
+                seed, methods, steps=asked.steps, base_steps=asked.base_steps, lr=asked.learning_rate, every=max(1, asked.steps // 20),
                 work=Path(directory) / str(seed),
             )  # fmt: skip
             print(f"seed {seed}: {time.perf_counter() - started:.0f} s", file=sys.stderr, flush=True)

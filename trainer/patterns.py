@@ -1,4 +1,4 @@
-"""Small tasks on byte strings, for experiments that must fit a CPU: each answers eight letters with eight letters, by a rule of its own."""
+"""Small tasks on byte strings, for experiments that must fit a CPU: each answers six letters with six letters, by a rule of its own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 LETTERS = "abcdefghijklmnop"
-LENGTH = 8
+LENGTH = 6
 
 Rule = Callable[[str], str]
 
@@ -26,11 +26,11 @@ def permutation(seed: int) -> Rule:
 
 
 #: What a base model learns: several rules, told apart by the word in front.
-BASE: Mapping[str, Rule] = {"copy": lambda text: text, "back": lambda text: text[::-1], "next": _shifted(1), "prev": _shifted(-1)}
+BASE: Mapping[str, Rule] = {"copy": lambda text: text, "next": _shifted(1), "prev": _shifted(-1)}
 
 
 def write(path: Path, rules: Mapping[str, Rule], *, count: int, seed: int) -> Path:
-    """A JSONL file of ``count`` conversations such as ``copy abcabcab`` -> ``abcabcab``, evenly over ``rules``; returns ``path``."""
+    """A JSONL file of ``count`` conversations such as ``copy abcabc`` -> ``abcabc``, evenly over ``rules``; returns ``path``."""
     rng = random.Random(f"{seed}/{path.name}")
     words = list(rules)
     with open(path, "w", encoding="utf-8") as file:

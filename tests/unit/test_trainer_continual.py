@@ -53,9 +53,9 @@ def test_the_two_tasks_contradict_each_other_and_the_files_hold_their_answers(tm
     red, blue = patterns.permutation(0), patterns.permutation(1)
     assert sorted(red(patterns.LETTERS)) == sorted(blue(patterns.LETTERS)) == list(patterns.LETTERS)
     assert sum(a == b for a, b in zip(red(patterns.LETTERS), blue(patterns.LETTERS), strict=True)) < len(patterns.LETTERS) // 2
-    path = patterns.write(tmp_path / "t.jsonl", {"back": patterns.BASE["back"], "next": patterns.BASE["next"]}, count=20, seed=0)
+    path = patterns.write(tmp_path / "t.jsonl", {"copy": patterns.BASE["copy"], "next": patterns.BASE["next"]}, count=20, seed=0)
     for i, line in enumerate(path.read_text().splitlines()):
         question, answer = (turn["content"] for turn in json.loads(line)["messages"])
         word, text = question.split(" ")
-        assert word == ("back", "next")[i % 2] and len(text) == patterns.LENGTH
-        assert answer == (text[::-1] if word == "back" else "".join(chr((ord(c) - 97 + 1) % 16 + 97) for c in text))
+        assert word == ("copy", "next")[i % 2] and len(text) == patterns.LENGTH
+        assert answer == (text if word == "copy" else "".join(chr((ord(c) - 97 + 1) % 16 + 97) for c in text))

@@ -1,0 +1,99 @@
+"""A second task from an exported OSFT model: decomposed anew, exactly, and what the first task's weights stand for is kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import trainer
+from trainer import continual, demo, patterns
+from trainer.config import TrainConfig
+from trainer.distributed import process_group
+from trainer.osft.linear import OSFTLinear, compose
+from trainer.program import build
+from trainer.weights import plain_modules
+
+RATIO = 0.25
+
+
+def _config(model: Path, data: Path, out: Path, **values: Any) -> TrainConfig:
+    base = dict(
+        model_name_or_path=str(model), data_path=str(data), output_dir=str(out), device="cpu", train_dtype="float64", save_dtype="float64",
+        osft_upcast_dtype="float64", osft=True, osft_unfreeze_rank_ratio=RATIO, max_tokens_per_gpu=512, batch_size=16, max_steps=4,
+        learning_rate=5e-3,
+    )  # fmt: skip
+    return TrainConfig(**{**base, **values})
+
+
+def _weights(directory: Path) -> dict[str, Tensor]:
+    from safetensors.torch import load_file
+
+    return load_file(directory / "model.safetensors")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Task A from a random model, task B from A's export: by OSFT, and B in full for comparison."""
+    out = tmp_path_factory.mktemp("continual")
+    demo.config(num_hidden_layers=2, hidden_size=32, intermediate_size=48, num_attention_heads=2, num_key_value_heads=1).save_pretrained(out / "m")
+    demo.tokenizer().save_pretrained(out / "m")
+    for task, seed in (("a", 0), ("b", 1)):
+        patterns.write(out / f"{task}.jsonl", {task: patterns.permutation(seed)}, count=64, seed=seed)
+    trainer.run_training(_config(out / "m", out / "a.jsonl", out / "A", random_init=True))
+    trainer.run_training(_config(out / "A" / "hf", out / "b.jsonl", out / "B"))
+    trainer.run_training(_config(out / "A" / "hf", out / "b.jsonl", out / "full", osft=False))
+    return out
+
+
+def test_an_exported_model_is_decomposed_anew_and_exactly(runs: Path) -> None:
+    after_a = _weights(runs / "A" / "hf")
+    with process_group("cpu"):
+        program = build(_config(runs / "A" / "hf", runs / "b.jsonl", runs / "x"))
+        layers = {name: m for name, m in plain_modules(program.model).items() if isinstance(m, OSFTLinear)}
+        assert len(layers) == 14
+        for name, layer in layers.items():
+            factors = {key: value.full_tensor().detach() for key, value in layer.named_parameters()}
+            weight = after_a[f"{name}.weight"]
+            assert (compose(factors, upcast=torch.float64) - weight).norm() < 1e-12 * weight.norm(), name
+            # Its own directions, not those of the task before: sorted, and the largest are the frozen ones.
+            singular = torch.cat([factors["S_high"], factors["S_low"]])
+            torch.testing.assert_close(singular, torch.linalg.svdvals(weight), rtol=1e-10, atol=1e-12)
+
+
+def _kept(before: Tensor, after: Tensor) -> float:
+    """How far ``after`` moved inside of the directions that the new decomposition of ``before`` freezes, relative to how far it moved at all."""
+    u, _, v = torch.linalg.svd(before, full_matrices=False)
+    high = round(min(before.shape) * (1 - RATIO))
+    moved = after - before
+    return max((u[:, :high].T @ moved).norm(), (moved @ v[:high].T).norm()).item() / moved.norm().item()
+
+
+def test_the_second_task_leaves_the_frozen_directions_of_the_first_as_they_were(runs: Path) -> None:
+    before, after, full = (_weights(runs / name / "hf") for name in ("A", "B", "full"))
+    names = [name for name in before if "_proj" in name]
+    assert len(names) == 14
+    for name in names:
+        assert (after[name] - before[name]).norm() > 1e-4 * before[name].norm(), f"{name} was not trained: nothing is shown"
+        assert _kept(before[name], after[name]) < 1e-10, name
+        assert _kept(before[name], full[name]) > 0.5, "full fine-tuning moves them: the measure can see it"
+
+
+def test_the_script_runs_both_tasks_by_each_method(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "points.json"
+    arguments = ["--seeds", "1", "--steps", "2", "--base-steps", "2", "--osft", "0.25", "--json", str(file)]
+    assert continual.main(arguments) == 0
+    printed = capsys.readouterr().out
+    assert "| full |" in printed and "| osft 0.25 |" in printed
+    import json
+
+    outcomes = json.loads(file.read_text())
+    assert [o["method"] for o in outcomes] == ["full", "osft 0.25"]
+    for outcome in outcomes:
+        assert [p["step"] for p in outcome["during_b"]] == [0, 1, 2]
+        # Task B starts from what task A left, whatever the method.
+        for task in ("base", "A", "B"):
+            assert outcome["during_b"][0]["loss"][task] == pytest.approx(outcome["after_a"]["loss"][task], rel=1e-5)

@@ -48,6 +48,7 @@ class TrainConfig:
     osft_ranks: str = _option("uniform", "one ratio for all targets, or by layer importance", ("uniform", "adaptive"))
     osft_target_patterns: tuple[str, ...] = _option((), "substrings of the target Linears' names; default: a table by config.model_type")
     osft_upcast_dtype: str = _option("float32", "dtype of the decomposition", DTYPES)
+    osft_redecompose: str | None = _option(None, "checkpoint of another task to start from: its weights made dense, then decomposed anew")
     osft_transient_mb: int = _option(256, "most memory in MiB that one bucket of the projection gathers")
     osft_leak_every: int = _option(10, "steps between two measurements of the leak into the frozen space; 0: never")
     lora: bool = _option(False, "low-rank adapters on the target weights")
@@ -104,6 +105,8 @@ class TrainConfig:
     def _check_pairs(self) -> None:
         if self.osft and self.lora:
             raise ValueError("osft and lora are two methods; give one of them")
+        if self.osft_redecompose is not None and not self.osft:
+            raise ValueError("osft-redecompose starts an OSFT run; give osft too, or export the checkpoint and start from the result")
         if self.compile_model and self.compile_scope is not None and "block" not in self.compile_scope and self.compile_scope != "block":
             raise ValueError(f"compile-model means compile-scope block, but compile-scope is {self.compile_scope!r}; give one of them")
         if self.demo and (self.model_name_or_path or self.data_path):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import tempfile
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +19,7 @@ from trainer.attention import needs_boundaries
 from trainer.compile import Compiler
 from trainer.config import TrainConfig
 from trainer.distributed import on_rank_zero
+from trainer.export import export_checkpoint
 from trainer.loss import verify_head
 from trainer.model import Source, build_meta, dtype_of, load_weights, open_source
 from trainer.osft import surgery
@@ -68,7 +72,7 @@ def build(
     dtype = dtype_of(config.dtype) if config.dtype else torch.bfloat16 if device.type == "cuda" else stored
     model = build_meta(source, dtype=stored)
 
-    plain = on_rank_zero(lambda: _plain(source, stored, config.seed)) if weights else None
+    plain = on_rank_zero(lambda: _plain(source, config)) if weights else None
     targets = apply_method(model, config, ranks=ranks, plain=plain, calibration=calibration if weights else None)
 
     compiler = Compiler(config.scope, (wrap_backend or lookup_backend)(config.backend), dynamic=config.dynamic)
@@ -83,8 +87,15 @@ def build(
     )  # fmt: skip
 
 
-def _plain(source: Source, dtype: torch.dtype, seed: int) -> nn.Module:
-    model = load_weights(source, dtype=dtype, seed=seed)
+def _plain(source: Source, config: TrainConfig) -> nn.Module:
+    """The plain model with its weights; with ``osft_redecompose`` those of a checkpoint, its factors multiplied out."""
+    with contextlib.ExitStack() as stack:
+        if config.osft_redecompose is not None:
+            Path(config.output_dir).mkdir(parents=True, exist_ok=True)
+            dense = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=config.output_dir)))
+            export_checkpoint(Path(config.osft_redecompose), dense, dtype=config.train_dtype)
+            source = dataclasses.replace(source, path=str(dense))
+        model = load_weights(source, dtype=dtype_of(config.train_dtype), seed=config.seed)
     verify_head(model)
     return model
 

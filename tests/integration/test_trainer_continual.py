@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -82,14 +84,33 @@ def test_the_second_task_leaves_the_frozen_directions_of_the_first_as_they_were(
         assert _kept(before[name], full[name]) > 0.5, "full fine-tuning moves them: the measure can see it"
 
 
+def test_a_checkpoint_is_made_dense_and_decomposed_anew(runs: Path) -> None:
+    [checkpoint] = (runs / "A" / "checkpoints").glob("step-*")
+    first = _config(runs / "m", runs / "b.jsonl", runs / "again", osft_redecompose=str(checkpoint), random_init=True)
+    trainer.run_training(first)
+    again, exported = _weights(runs / "again" / "hf"), _weights(runs / "B" / "hf")
+    for name, weight in exported.items():
+        assert (again[name] - weight).norm() < 1e-9 * weight.norm(), f"{name}: task B from A's checkpoint is task B from A's export"
+    assert not [p for p in (runs / "again").iterdir() if p.name.startswith("tmp")]
+    # The same command, started again after a stop, goes on with its own checkpoint.
+    result = trainer.run_training(dataclasses.replace(first, resume="auto", max_steps=5))
+    records = [json.loads(line) for line in (runs / "again" / "metrics.jsonl").read_text().splitlines()]
+    assert result.steps == 5 and [r["step"] for r in records] == [1, 2, 3, 4, 5]
+
+
+def test_what_cannot_be_decomposed_anew_is_one_line(runs: Path) -> None:
+    with pytest.raises(ValueError, match="give osft too"):
+        _config(runs / "m", runs / "b.jsonl", runs / "x", osft_redecompose="somewhere", osft=False)
+    with pytest.raises(ValueError, match="checkpoint"):
+        trainer.run_training(_config(runs / "m", runs / "b.jsonl", runs / "x", osft_redecompose=str(runs / "none")))
+
+
 def test_the_script_runs_both_tasks_by_each_method(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "points.json"
     arguments = ["--seeds", "1", "--steps", "2", "--base-steps", "2", "--osft", "0.25", "--json", str(file)]
     assert continual.main(arguments) == 0
     printed = capsys.readouterr().out
     assert "| full |" in printed and "| osft 0.25 |" in printed
-    import json
-
     outcomes = json.loads(file.read_text())
     assert [o["method"] for o in outcomes] == ["full", "osft 0.25"]
     for outcome in outcomes:

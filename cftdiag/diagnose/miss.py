@@ -122,10 +122,11 @@ class History:
 
     def _note(self, miss: Miss) -> None:
         key = self._key(miss)
-        if miss.guard.knows("expected") and miss.entry_block:
-            self._values[key][miss.entry_block].add(repr(miss.guard.expected))
-        if miss.guard.knows("actual") and miss.block:
-            self._values[key][miss.block].add(repr(miss.guard.actual))
+        expected, actual = _told(miss.guard)
+        if expected is not None and miss.entry_block:
+            self._values[key][miss.entry_block].add(expected)
+        if actual is not None and miss.block:
+            self._values[key][miss.block].add(actual)
         if miss.block is not None and miss.block == miss.entry_block:
             self._repeated.add(key)
         ran = (*(miss.event.detail.get("ran") or ()), *self.context.ran.get(miss.block or "", ()))
@@ -160,6 +161,14 @@ class History:
                     if other.guard.knows(name):
                         found[repr(getattr(other.guard, name))] = None
         return tuple(found)
+
+
+def _told(guard: guards.View) -> tuple[str | None, str | None]:
+    """(expected, actual) in one spelling; None for what the guard does not tell."""
+    if guard.prop == "type":
+        # the class is written with its module where it was expected; what was met is told by its value and the name of its class
+        return str(guard.expected).rpartition(".")[2] if guard.knows("expected") else None, guard.value_type
+    return repr(guard.expected) if guard.knows("expected") else None, repr(guard.actual) if guard.knows("actual") else None
 
 
 def closest(event: Event) -> Reason | None:

@@ -155,6 +155,16 @@ def test_a_block_that_had_run_the_entry_before_changed_in_time() -> None:
     assert cause(event, ran={"layers.1": ["0/1"]}) == "per_layer_attr"
 
 
+def test_three_kinds_of_blocks_in_turn_are_no_change_in_time() -> None:
+    def other(expected: str, met: str, block: str, entry: str, entry_block: str) -> Event:
+        text = f"___check_type_id(s._modules['mixer'], 94), type=<class 'm.{expected}'>"
+        more = {"actual": f"{met}(in=4)", "value_type": met, "detail": {"self": "s"}}
+        return missed(text, block=block, entry=entry, entry_block=entry_block, step=1, **more)
+
+    first, second = other("Mamba", "Mlp", "layers.1", "0/0", "layers.0"), other("Mlp", "Attention", "layers.2", "0/1", "layers.1")
+    assert [f.cause for f in diagnose([compiled(), first, second], Context(blocks=BLOCKS))] == ["per_layer_attr"]
+
+
 def test_an_argument_that_follows_the_kind_of_block_is_no_coincidence_of_sizes() -> None:
     options = {"arguments": {"cos": tensor(1, 8, 512)}, "expected": "256", "actual": "512", "step": 1, "block": "layers.1"}
     guard = "tensor 'cos' size mismatch at index 2. expected 256, actual 512"

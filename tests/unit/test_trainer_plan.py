@@ -3,29 +3,54 @@
 from __future__ import annotations
 
 import json
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from cftdiag.plan import config_sha
 from trainer.compile import compile_settings
 from trainer.config import TrainConfig
-from trainer.plan import Plan, check_fingerprint, read_plan
+from trainer.plan import check_fingerprint, read_plan
+
+MODEL = {"hidden_size": 64, "model_type": "qwen3"}
+PRINT: dict[str, Any] = {
+    "torch": metadata.version("torch"),
+    "transformers": metadata.version("transformers"),
+    "config_sha": config_sha(MODEL),
+    "attn": "sdpa",
+    "dtype": "float32",
+    "method": "osft",
+    "ac": "none",
+    "scope": "block",
+    "world_size": 2,
+    "compile_kwargs": {"fullgraph": True, "dynamic": True},
+    "target": None,
+    "depth": "joint",
+}
+
+
+def _regime(name: str, bounds: str, rows: int, length: int, variant: str) -> dict[str, Any]:
+    return {"id": name, "bounds": [bounds], "representative": {"batch_size": rows, "length": length, "variant": variant}, "variants": [variant]}
 
 
 def _plan(path: Path, **values: Any) -> str:
     data = {
         "schema": "cftdiag.plan/1",
-        "fingerprint": {"attn": "sdpa", "dtype": "float32", "method": "osft", "ac": "none", "scope": "block", "world_size": 2},
+        "fingerprint": PRINT,
+        "forecast": [],
         "settings": [
             {"key": "pad_to_multiple_of", "value": 16, "unsafe": False, "verified": True},
             {"key": "torch._dynamo.config.recompile_limit", "value": 17, "unsafe": True, "verified": None},
         ],
         "regimes": [
-            {"id": "a", "bounds": "S < 512", "representative": {"batch_size": 1, "length": 264}},
-            {"id": "b", "bounds": "S >= 512", "representative": {"batch_size": 1, "length": 520}},
-            {"id": "c", "bounds": "B > 1", "representative": {"batch_size": 2, "length": 640}},
+            _regime("a", "S < 512", 1, 264, "packed"),
+            _regime("b", "S >= 512", 1, 520, "packed"),
+            _regime("c", "S >= 2", 1, 600, ""),
+            _regime("d", "S >= 2", 1, 608, "padded"),
+            _regime("e", "B >= 2", 2, 640, "packed"),
         ],
     }
     path.write_text(json.dumps({**data, **values}))
@@ -37,7 +62,7 @@ def test_settings_and_regimes_are_read(tmp_path: Path) -> None:
     assert plan.options == {"pad_to_multiple_of": 16}
     assert plan.torch == {"torch._dynamo.config.recompile_limit": 17}
     assert plan.unsafe == ("torch._dynamo.config.recompile_limit",)
-    assert plan.lengths == (264, 520)
+    assert plan.rows == ((264, "packed"), (520, "packed"), (600, "")), "rows that a packed run cannot meet are left out"
 
 
 def test_a_plans_torch_settings_are_set_and_restored(tmp_path: Path) -> None:
@@ -53,9 +78,10 @@ def test_a_plans_torch_settings_are_set_and_restored(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"schema": "other"}, "is not a cftdiag.plan/1 file"),
+        ({"schema": "other"}, "is no cftdiag.plan/1 object"),
         ({"settings": [{"key": "nope", "value": 1}]}, "sets 'nope', which this trainer does not have"),
-        ({"regimes": [{"id": "a"}]}, "is not a cftdiag.plan/1 file"),
+        ({"regimes": [{"id": "a"}]}, "malformed plan: regimes"),
+        ({"fingerprint": {}}, "fingerprint.torch is missing"),
     ],
 )
 def test_what_is_no_plan_is_refused(tmp_path: Path, values: dict[str, Any], message: str) -> None:
@@ -63,16 +89,46 @@ def test_what_is_no_plan_is_refused(tmp_path: Path, values: dict[str, Any], mess
         read_plan(_plan(tmp_path / "p.json", **values))
 
 
-def test_another_fingerprint_is_named(tmp_path: Path) -> None:
-    plan = read_plan(_plan(tmp_path / "p.json"))
-    config = TrainConfig(osft=True, compile_model=True)
-    check_fingerprint(plan, config, attn="sdpa", dtype=torch.float32, world=2)
-    with pytest.raises(ValueError, match="made for world_size 2, this run has 4"):
-        check_fingerprint(plan, config, attn="sdpa", dtype=torch.float32, world=4)
-    with pytest.raises(ValueError, match="made for method 'osft', this run has 'full'"):
-        check_fingerprint(plan, TrainConfig(compile_model=True), attn="sdpa", dtype=torch.float32, world=2)
+def _check(path: str, **run: Any) -> None:
+    values: dict[str, Any] = {"osft": True, "compile_model": True}
+    facts: dict[str, Any] = {"model_config": MODEL, "attn": "sdpa", "dtype": torch.float32, "device": "cpu", "world": 2}
+    check_fingerprint(read_plan(path), TrainConfig(**values | run.pop("config", {})), **facts | run)
+
+
+@pytest.mark.parametrize(
+    ("run", "field"),
+    [
+        ({"model_config": MODEL | {"hidden_size": 65}}, "config_sha"),
+        ({"attn": "eager"}, "attn"),
+        ({"dtype": torch.bfloat16}, "dtype"),
+        ({"world": 4}, "world_size"),
+        ({"config": {"osft": False}}, "method"),
+        ({"config": {"ac": "full"}}, "ac"),
+        ({"config": {"compile_model": False, "compile_scope": "block+loss"}}, "scope"),
+        ({"config": {"dynamic": "auto"}}, "compile_kwargs"),
+    ],
+)
+def test_a_plan_for_something_else_names_the_field(tmp_path: Path, run: dict[str, Any], field: str) -> None:
+    path = _plan(tmp_path / "p.json")
+    _check(path)
+    with pytest.raises(ValueError, match=f"plan .*p.json was made for {field} .*this run has"):
+        _check(path, **run)
+
+
+@pytest.mark.parametrize("field", ["torch", "transformers"])
+def test_another_version_is_named(tmp_path: Path, field: str) -> None:
+    with pytest.raises(ValueError, match=f'was made for {field} "0.1"'):
+        _check(_plan(tmp_path / "p.json", fingerprint=PRINT | {field: "0.1"}))
+
+
+def test_a_plan_made_for_a_device_holds_on_that_device(tmp_path: Path) -> None:
+    path = _plan(tmp_path / "p.json", fingerprint=PRINT | {"target": "h200", "depth": "codegen"})
+    _check(path, device="NVIDIA H200")
+    for other in ("NVIDIA H100 80GB HBM3", "cpu"):
+        with pytest.raises(ValueError, match=f'was made for target "h200", this run has "{other}"'):
+            _check(path, device=other)
 
 
 def test_an_empty_plan_warms_nothing(tmp_path: Path) -> None:
-    plan = read_plan(_plan(tmp_path / "p.json", regimes=[], settings=[], fingerprint={}))
-    assert plan == Plan(fingerprint={}, options={}, torch={}, unsafe=(), lengths=())
+    plan = read_plan(_plan(tmp_path / "p.json", regimes=[], settings=[]))
+    assert (plan.options, plan.torch, plan.unsafe, plan.rows) == ({}, {}, (), ())

@@ -67,10 +67,14 @@ def prepare(recipe: Mapping[str, Any], options: CheckOptions, live: Subject | No
 def _from_config(recipe: Mapping[str, Any], o: CheckOptions) -> Prepared:
     assert o.lengths is not None and o.batch_size is not None and o.attn is not None and o.dtype is not None and o.layers is not None
     real = o.fast_forward == "never"
-    source = _hub_config(recipe["name"], o.trust_remote_code) if recipe["type"] == "hub" else {"model_type": recipe["model_type"], **recipe["config"]}
+    source: Any = {"model_type": recipe["model_type"], **recipe["config"]} if recipe["type"] == "config" else None
+    if recipe["type"] == "hub":
+        source = _hub_config(recipe["name"], o.trust_remote_code)
+    elif "auto_map" in recipe["config"] and "path" in recipe:
+        source = recipe["path"]
     layers: Any = {"all": None, "auto": "auto"}.get(o.layers, o.layers)
     try:
-        config = load_config(source)
+        config = load_config(source, trust_remote_code=o.trust_remote_code)
         count = getattr(config, "num_hidden_layers", None)
         if o.layers.isdigit() and isinstance(count, int) and int(o.layers) > count:
             raise InputError(f"--layers {o.layers}: the model has {count}")

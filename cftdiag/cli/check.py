@@ -84,7 +84,7 @@ if TYPE_CHECKING:
 @click.option(
     "--verify-budget", type=click.FloatRange(min=0), default=DEFAULT_VERIFY_BUDGET_S, show_default=True, help="Seconds for all proofs together."
 )
-@click.option("--trust-remote-code", is_flag=True, help="Run Python code that comes with a hub model.")
+@click.option("--trust-remote-code", is_flag=True, help="Run Python code that comes with a model of the hub or of a directory.")
 @click.option("--fail-on", type=click.Choice(FAIL_ON), default="error", show_default=True, help="Lowest severity that makes the exit code 1.")
 @json_file
 @click.option("-q", "--quiet", is_flag=True, help="Print the verdict line alone.")

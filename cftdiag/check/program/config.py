@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 #: Largest head dimension of flash-attention 2 and 3 kernels.
@@ -45,8 +46,16 @@ def load_config(source: Mapping[str, Any] | PretrainedConfig | str | Path, *, tr
     if not isinstance(data, dict):
         raise ValueError(f"{file} holds a JSON {type(data).__name__}, not an object")
     if trust_remote_code and "auto_map" in data:
-        return AutoConfig.from_pretrained(str(file.parent), trust_remote_code=True)
-    return _from_dict(data, str(file))
+        try:
+            return AutoConfig.from_pretrained(str(file.parent), trust_remote_code=True)
+        except Exception as error:  # somebody else's code may raise anything
+            raise ValueError(f"{file}: the code that comes with it raised {one_line(error)}") from error
+    try:
+        return _from_dict(data, str(file))
+    except ValueError as error:
+        if "auto_map" in data and "is unknown to this version" in str(error):
+            raise ValueError(f"{error}; it brings its own code: pass --trust-remote-code if you trust it") from error
+        raise
 
 
 def _from_dict(data: dict[str, Any], name: str) -> PretrainedConfig:
@@ -61,8 +70,16 @@ def _from_dict(data: dict[str, Any], name: str) -> PretrainedConfig:
         raise ValueError(f"{name} is not a valid {model_type} configuration: {one_line(error)}") from error
 
 
+def brings_code(config: PretrainedConfig) -> bool:
+    """True for a configuration whose causal language model class came with its directory, by code that the user trusted."""
+    own = type(config).__module__.startswith("transformers_modules")
+    return own and "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
+
+
 def causal_lm_class(config: PretrainedConfig) -> Any:
     """The causal language model class of a configuration; ``ValueError`` when it has none."""
+    if brings_code(config):
+        return get_class_from_dynamic_module(config.auto_map["AutoModelForCausalLM"], config._name_or_path)
     try:
         return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     except KeyError:
@@ -102,7 +119,7 @@ def meta_model(config: PretrainedConfig) -> torch.nn.Module:
     causal_lm_class(config)
     try:
         with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(copy.deepcopy(config), attn_implementation="eager")
+            return AutoModelForCausalLM.from_config(copy.deepcopy(config), attn_implementation="eager", trust_remote_code=brings_code(config))
     except Exception as error:  # a model class may raise anything for sizes that do not fit together
         raise ValueError(f"no {config.model_type} model can be built from this configuration: {one_line(error)}") from error
 

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from cftdiag.check.fastforward import SkipMode, mark_weights
-from cftdiag.check.program.config import ATTENTION, causal_lm_class, load_config, one_line, supported_attention
+from cftdiag.check.program.config import ATTENTION, brings_code, causal_lm_class, load_config, one_line, supported_attention
 from cftdiag.check.program.layers import cut
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -51,7 +51,7 @@ def build_model(
     torch.manual_seed(seed)
     try:
         with contextlib.nullcontext() if weights else SkipMode():
-            model = AutoModelForCausalLM.from_config(config, dtype=dtype_of(dtype), attn_implementation=attn)
+            model = AutoModelForCausalLM.from_config(config, dtype=dtype_of(dtype), attn_implementation=attn, trust_remote_code=brings_code(config))
     except MemoryError:
         raise
     except Exception as error:  # a model class may raise anything for sizes that do not fit together

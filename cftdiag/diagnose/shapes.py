@@ -169,7 +169,7 @@ def _fixed(miss: Miss) -> str:
 def _equality(guard: guards.View) -> bool:
     """``x.size()[1] == y.size()[0]``, or a size that happened to equal an offset into a tensor's storage."""
     sides = guard.text.split(" == ")
-    return len(sides) == 2 and sides[0] != sides[1] and all(re.search(r"\.(size|storage_offset)\(\)", s) and not re.search("[=<>!]", s) for s in sides)
+    return len(sides) == 2 and sides[0] != sides[1] and all(re.fullmatch(r"[^=<>!]*\.(size|storage_offset)\(\)[^=<>!]*", s) for s in sides)
 
 
 def _equals_another(miss: Miss) -> bool:

@@ -21,6 +21,9 @@ EXAMPLES = Path(__file__).parent / "examples"
 RECOMPILES = ("recompile", "limit_hit")
 BREAK = ("graph_break",)
 
+#: How most examples are seen.
+CHECK = "cftdiag check --model FILE.py:build"
+
 _SECTIONS = ("What", "Why it costs", "Fix", "References")
 
 
@@ -44,6 +47,8 @@ class Cause:
     """One or two sentences of a finding, with ``{facts}``; the title and ``what`` stand in when a fact is unknown."""
     example: str = ""
     """Python source of a file with ``build()`` that shows the cause; empty where it takes a GPU, Inductor or several ranks."""
+    seen_by: str = CHECK
+    """The command that reports the cause on the example."""
     captured_by_fullgraph: bool = False
     """True for breaks that ``fullgraph=True`` usually captures, because it implies scalar and dynamic-shape capture."""
 
@@ -52,7 +57,15 @@ class Cause:
         return f"docs/causes/{self.key}.md"
 
 
-def cause(key: str, *, says: str, kinds: tuple[str, ...], remedies: tuple[Remedy, ...], captured_by_fullgraph: bool = False) -> Cause:
+def cause(
+    key: str,
+    *,
+    says: str,
+    kinds: tuple[str, ...],
+    remedies: tuple[Remedy, ...],
+    captured_by_fullgraph: bool = False,
+    seen_by: str = CHECK,
+) -> Cause:
     """The cause of that key, with its page read from ``texts/`` and its example from ``examples/``."""
     title, sections = page(key)
     return Cause(
@@ -66,6 +79,7 @@ def cause(key: str, *, says: str, kinds: tuple[str, ...], remedies: tuple[Remedy
         remedies=remedies,
         says=says,
         example=example(key),
+        seen_by=seen_by,
         captured_by_fullgraph=captured_by_fullgraph,
     )
 

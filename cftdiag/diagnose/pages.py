@@ -23,7 +23,7 @@ def markdown(cause: Cause) -> str:
         f"## Why it costs\n\n{cause.why}",
     ]
     if cause.example:
-        run = f"`cftdiag check --model FILE.py:build` on this file reports `{cause.key}`."
+        run = f"`{cause.seen_by}` on this file reports `{cause.key}`."
         parts.append(f"## An example\n\n{run}\n\n```python\n{cause.example.strip()}\n```")
     parts.append(f"## The fix\n\n{cause.fix}")
     parts.append("## Remedies, in order of preference\n\n" + "\n".join(_remedies(cause)))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from cftdiag.diagnose import attributes, calls, errors, performance, regions, scalars, shapes, state, tensors, values
+from cftdiag.diagnose import attributes, calls, errors, generated, performance, regions, scalars, shapes, state, tensors, values
 from cftdiag.diagnose.cause import Cause
 from cftdiag.diagnose.miss import Miss
 from cftdiag.events import Event
 
-FAMILIES = (scalars, calls, regions, shapes, tensors, attributes, values, state, errors, performance)
+FAMILIES = (scalars, calls, regions, shapes, tensors, attributes, values, state, errors, performance, generated)
 
 #: Every cause by its public key.
 CAUSES: dict[str, Cause] = {cause.key: cause for family in FAMILIES for cause in family.CAUSES}

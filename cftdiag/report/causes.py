@@ -30,6 +30,7 @@ def show_page(cause: Mapping[str, Any], *, file: TextIO | None = None, width: in
         _section(console, title, cause.get(key))
     if cause.get("example"):
         _title(console, "Example")
+        print_line(console, Text(f"    # {cause['seen_by']}", style="dim"))
         _code(console, str(cause["example"]))
     _section(console, "Fix", cause.get("fix"))
     remedies = cause.get("remedies") or ()

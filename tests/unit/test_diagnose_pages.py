@@ -24,7 +24,7 @@ closure_identity helper_class_identity class_attr global_value global_state grad
 inductor_fusion_threshold inductor_size_regime tensor_type first_call_latch optimizer_lr_float object_identity generic_guard
 ac_recompute_other_graph ac_dtype_mismatch constraint_violation limit_not_visible_in_thread late_hook_ignored compiled_region_not_reached
 fullgraph_error silent_wrong_numerics rank_divergent_recompile compile_time_depth saved_tensor_hooks_whole_graph cache_miss cudagraph_skip
-graph_runs_eager
+graph_runs_eager kernel_spills kernel_scalar_access kernel_fp64 reduction_split
 """.split()
 WITHOUT_EXAMPLE = {"inductor_fusion_threshold", "inductor_size_regime", "rank_divergent_recompile", "cudagraph_skip", "cache_miss"}
 every_cause = pytest.mark.parametrize("cause", CAUSES.values(), ids=list(CAUSES))

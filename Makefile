@@ -3,14 +3,14 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
-EXTRAS ?= dev,target,train
+EXTRAS ?= dev,target,train,notebooks
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # One thread: forked passes must not meet a thread pool, and two cores are enough.
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv check test lint format bench catalogue truth gpu docs doctor clean
+.PHONY: help venv check test lint format bench catalogue truth gpu notebooks docs doctor clean
 
 help:  ## show this list
 	@grep -hE '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -41,9 +41,10 @@ format: $(STAMP)  ## format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(STAMP)  ## the check against torch._dynamo.explain, what the monitor costs
+bench: $(STAMP)  ## the check against torch._dynamo.explain, what the monitor costs, the speed of depth codegen
 	$(BIN)/python -m tests.bench.check_vs_explain $(BENCH_ARGS)
 	$(BIN)/python -m tests.bench.monitor_cost
+	$(BIN)/python -m tests.bench.target_speed
 
 catalogue: $(STAMP)  ## check every model of the catalogue under three attentions; writes docs/viability.md, goes on where it stopped
 	$(BIN)/python -m cftdiag.check.viability $(CATALOGUE_ARGS)
@@ -51,8 +52,13 @@ catalogue: $(STAMP)  ## check every model of the catalogue under three attention
 truth: $(STAMP)  ## hold predictions of --target cpu against real runs with Inductor and g++: half an hour
 	$(BIN)/python -m tests.truth $(TRUTH_ARGS)
 
-gpu: $(STAMP)  ## the tests that need a CUDA device
-	$(BIN)/python -m pytest tests/gpu $(PYTEST_ARGS)
+# A GPU machine has its own torch and perhaps no network: PYTHON=python3 runs with that one, and nothing is installed.
+GPU_PYTHON := $(if $(filter file,$(origin PYTHON)),$(or $(wildcard $(BIN)/python),$(PYTHON)),$(PYTHON))
+gpu:  ## on a machine with a GPU: hold predictions for it against it, kernels, registers, recompiles
+	$(GPU_PYTHON) -m tests.gpu
+
+notebooks: $(STAMP)  ## run the notebooks again and keep what they print and draw
+	$(BIN)/jupyter execute --inplace --NotebookClient.record_timing=False notebooks/*.ipynb
 
 docs: $(STAMP)  ## write the pages of the causes and the table of proved remedies
 	$(BIN)/python -m cftdiag.diagnose.pages docs/causes

@@ -24,12 +24,15 @@ from cftdiag.target.devices import DEVICES, Device
 from cftdiag.target.errors import TargetUnavailable
 from cftdiag.target.patches import Patch, applied, clear_caches
 
+#: torch's static launcher keeps no cubin, which is what is read here. Its setting has another name in some releases.
+STATIC_LAUNCHER: Mapping[str, Any] = {n: False for n in ("use_static_cuda_launcher", "use_static_triton_launcher") if hasattr(config, n)}
+
 #: What cannot be decided without the device is settled here; `lowering.assumptions` says so.
 SETTINGS: Mapping[str, Any] = {
     "force_disable_caches": True,
     "compile_threads": 1,
     "autotune_local_cache": False,
-    "use_static_triton_launcher": False,
+    **STATIC_LAUNCHER,
     "shape_padding": False,
     "cpp_wrapper": False,
     "max_autotune": False,

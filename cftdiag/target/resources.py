@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 from collections.abc import Iterable, Mapping
@@ -57,7 +56,7 @@ def compile_all(target: str, kernels: Iterable[Kernel]) -> dict[str, Compiled]:
     sources = dict.fromkeys(k.source for k in kernels if k.category != "cpp")
     missing = [s for s in sources if _key(target, s) not in _DONE]
     if missing:
-        device: Any = contextlib.nullcontext(real.present()) if target == "cuda" else cuda.lowering(target)
+        device: Any = real.compiling() if target == "cuda" else cuda.lowering(target)
         with device as spec, ThreadPoolExecutor(1) as pool:
             started = [(source, *_start(source, pool)) for source in missing]
             for source, tuner, parts in started:

@@ -1,16 +1,22 @@
 """The devices that a check can lower for without having them. Torch-free.
 
-Sources of the figures, all dense (without sparsity) and for the SXM boards:
+Sources of the figures, all dense (without sparsity) and for the SXM boards. Vendor's own:
 
-* NVIDIA A100 Tensor Core GPU datasheet (80 GB SXM: 2039 GB/s; FP32 19.5, BF16 312, FP64 9.7 TFLOPS) and the Ampere GA100 whitepaper
-  (108 SMs, 40 MB of L2, boost clock 1410 MHz).
-* NVIDIA H100 Tensor Core GPU datasheet (SXM: 80 GB, 3.35 TB/s; FP32 67, BF16 989.5, FP64 34 TFLOPS) and the Hopper GH100 whitepaper (132 SMs,
-  50 MB of L2). Boost clock 1980 MHz follows from 67 TFLOPS / (132 SMs * 128 lanes * 2).
-* NVIDIA H200 Tensor Core GPU datasheet (SXM: 141 GB, 4.8 TB/s; arithmetic as the H100, whose GH100 die it has).
-* NVIDIA HGX B200 datasheet (per GPU: 180 GB, 8 TB/s; FP32 80, BF16 2250, FP64 40 TFLOPS); 148 SMs and 126 MB of L2 as CUDA reports them. Boost
-  clock 1965 MHz.
+* A100: NVIDIA A100 Tensor Core GPU datasheet (80 GB SXM: 2039 GB/s; FP32 19.5, BF16 312, FP64 9.7 TFLOPS); NVIDIA A100 Tensor Core GPU Architecture
+  whitepaper (GA100: 108 SMs, 40 MB of L2, boost clock 1410 MHz).
+* H100: NVIDIA H100 Tensor Core GPU datasheet (SXM: 80 GB, 3.35 TB/s; FP32 67, BF16 989.5, FP64 34 TFLOPS); NVIDIA H100 Tensor Core GPU
+  Architecture whitepaper (GH100: 132 SMs, 50 MB of L2).
+* H200: NVIDIA H200 Tensor Core GPU datasheet (SXM: 141 GB, 4.8 TB/s; arithmetic as the H100, whose GH100 die it has).
+* B200: NVIDIA Blackwell datasheet, HGX B200, individual GPU (180 GB, 7.7 TB/s; FP32 75, BF16 2250 = 4500 with sparsity / 2, FP64 37 TFLOPS; earlier
+  editions said 8 TB/s, 80 and 40); NVIDIA Blackwell Tuning Guide, section 1.4.2.2 (126 MB of L2) and 1.4.2.3 (228 KB of shared memory an SM).
 * Shared memory, registers and threads: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability" (8.0: 163 KB a block and
   164 KB an SM; 9.0 and 10.0: 227 KB and 228 KB; 64 K registers and 2048 threads an SM everywhere).
+
+Secondary:
+
+* Memory and L2 of the H200 (143156 MiB, 60 MB) and memory and SMs of the B200 (182642 MiB, 148) as ``torch.cuda.get_device_properties()`` prints
+  them in published logs of such machines; `make gpu` would show another value.
+* Boost clocks of the H100, H200 and B200 (1980 MHz) follow from FP32 TFLOPS / (SMs * 128 lanes * 2).
 
 Inductor's decisions that put guards on shapes depend on none of the bandwidths or rates; the roofline bound does.
 """
@@ -20,7 +26,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-KIB, GIB = 1 << 10, 1 << 30
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,7 +71,7 @@ DEVICES: Mapping[str, Device] = {
         minor=0,
         multi_processor_count=108,
         total_memory=80 * GIB,
-        L2_cache_size=40 << 20,
+        L2_cache_size=40 * MIB,
         shared_memory_per_block_optin=163 * KIB,
         shared_memory_per_multiprocessor=164 * KIB,
         clock_rate=1410000,
@@ -80,7 +86,7 @@ DEVICES: Mapping[str, Device] = {
         minor=0,
         multi_processor_count=132,
         total_memory=80 * GIB,
-        L2_cache_size=50 << 20,
+        L2_cache_size=50 * MIB,
         shared_memory_per_block_optin=227 * KIB,
         shared_memory_per_multiprocessor=228 * KIB,
         clock_rate=1980000,
@@ -94,8 +100,8 @@ DEVICES: Mapping[str, Device] = {
         major=9,
         minor=0,
         multi_processor_count=132,
-        total_memory=141 * GIB,
-        L2_cache_size=50 << 20,
+        total_memory=143156 * MIB,
+        L2_cache_size=60 * MIB,
         shared_memory_per_block_optin=227 * KIB,
         shared_memory_per_multiprocessor=228 * KIB,
         clock_rate=1980000,
@@ -109,15 +115,15 @@ DEVICES: Mapping[str, Device] = {
         major=10,
         minor=0,
         multi_processor_count=148,
-        total_memory=180 * GIB,
-        L2_cache_size=126 << 20,
+        total_memory=182642 * MIB,
+        L2_cache_size=126 * MIB,
         shared_memory_per_block_optin=227 * KIB,
         shared_memory_per_multiprocessor=228 * KIB,
-        clock_rate=1965000,
-        dram_gbps=8000.0,
-        fp32_tflops=80.0,
+        clock_rate=1980000,
+        dram_gbps=7700.0,
+        fp32_tflops=75.0,
         bf16_tflops=2250.0,
-        fp64_tflops=40.0,
+        fp64_tflops=37.0,
     ),
 }
 

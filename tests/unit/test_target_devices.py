@@ -23,7 +23,7 @@ def test_targets_are_the_documented_ones():
         ("a100", "sm_80", 108, 2039, 19.5, 312, 166912),
         ("h100", "sm_90", 132, 3350, 67, 989.5, 232448),
         ("h200", "sm_90", 132, 4800, 67, 989.5, 232448),
-        ("b200", "sm_100", 148, 8000, 80, 2250, 232448),
+        ("b200", "sm_100", 148, 7700, 75, 2250, 232448),
     ],
 )
 def test_figures_are_the_vendors(name, arch, sms, gbps, fp32, bf16, shared):
@@ -36,7 +36,7 @@ def test_figures_are_the_vendors(name, arch, sms, gbps, fp32, bf16, shared):
 def test_fp32_peak_follows_from_the_clock():
     for d in DEVICES.values():
         lanes = 64 if d.major == 8 else 128
-        assert d.multi_processor_count * lanes * 2 * d.clock_rate * 1e3 / 1e12 == pytest.approx(d.fp32_tflops, rel=0.08)
+        assert d.multi_processor_count * lanes * 2 * d.clock_rate * 1e3 / 1e12 == pytest.approx(d.fp32_tflops, rel=0.01)
 
 
 def test_a_device_answers_to_the_names_of_torch():

@@ -40,7 +40,7 @@ def run_task(task: Mapping[str, Any], send: Send, live: Subject | None = None) -
     """Run one pass and ``send`` its messages; never raises for what the user's model does."""
     options = CheckOptions.from_dict(task["options"])
     try:
-        with _process_kept(options.env), _torch_config(options.torch_config):
+        with _process_kept(options.env), torch_config(options.torch_config):
             _Pass(task, options, send, live).run()
     except InputError as error:
         send({"type": "input_error", "message": str(error)})
@@ -373,7 +373,7 @@ def _process_kept(env: Mapping[str, str]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _torch_config(settings: Mapping[str, Any]) -> Iterator[None]:
+def torch_config(settings: Mapping[str, Any]) -> Iterator[None]:
     """Set dotted torch config names, restored afterwards; raises :class:`InputError` for one that this torch lacks."""
     with contextlib.ExitStack() as stack:
         for dotted, value in settings.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import click
 
 from cftdiag.check.errors import EnvironmentUnfit
 from cftdiag.check.options import ATTENTIONS, DTYPE_ALIASES, DTYPES, DYNAMIC
-from cftdiag.cli.options import Lengths, debug_option, json_flag
+from cftdiag.cli.options import Lengths, Setting, debug_option, json_flag
 from cftdiag.report import stream
 from cftdiag.target.devices import TARGETS
 
@@ -20,14 +21,14 @@ from cftdiag.target.devices import TARGETS
 @click.command(short_help="Generated code, per kernel: source lines, fused ops, registers, spills, bytes.")
 @click.option("--model", required=True, metavar="MODEL", help="A name of `cftdiag models`, a directory, a config.json, a hub id, or file.py:build.")
 @click.option("--target", type=click.Choice([*TARGETS, "cuda"]), help="Device to generate for; cuda, the one here, is the default.")
-@click.option("--length", "lengths", type=Lengths(), help="Sequence lengths; with several, what changes between them.  [default: 512]")
+@click.option("--length", "--lengths", "lengths", type=Lengths(), help="Sequence lengths; with several, what changes between them.  [default: 512]")
 @click.option("--batch-size", type=click.IntRange(min=1), metavar="N", help="Rows per forward.  [default: 1]")
 @click.option("--block", metavar="KIND", help="Only this kind of block: a kind, a class or a name, globs allowed.")
 @click.option("--attn", type=click.Choice(ATTENTIONS), help="Attention implementation.  [default: sdpa]")
 @click.option("--dtype", type=click.Choice([*DTYPES, *DTYPE_ALIASES]), metavar="DTYPE", help="Data type of the model.  [default: bfloat16]")
 @click.option("--dynamic", type=click.Choice(list(DYNAMIC)), help="Dynamic shapes; auto is torch's None.  [default: true]")
 @click.option("--pad-to-multiple-of", type=click.IntRange(min=1), metavar="N", help="Round each length up to a multiple of N.")
-@click.option("--inductor", "inductor", multiple=True, metavar="NAME=VALUE", help="A name of torch._inductor.config; may be repeated.")
+@click.option("--set", "torch_config", type=Setting(), multiple=True, help="A torch setting, such as torch._inductor.config.NAME=VALUE.")
 @click.option("--compile/--no-compile", "compile_kernels", default=True, help="Compile each configuration and read its registers (the default).")
 @click.option("--source", is_flag=True, help="Print each kernel's text.")
 @click.option("--bytecode", is_flag=True, help="Print the Python that Dynamo runs instead of each block, decompiled where depyf can.")
@@ -38,7 +39,7 @@ def kernels(
     model: str,
     target: str | None,
     block: str | None,
-    inductor: tuple[str, ...],
+    torch_config: tuple[tuple[str, Any], ...],
     compile_kernels: bool,
     source: bool,
     bytecode: bool,
@@ -52,13 +53,9 @@ def kernels(
     """
     from cftdiag.target import job, render
 
-    settings = dict(_setting(text) for text in inductor)
     where = target or _present()
     if out is not None:
-        try:
-            out.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise click.UsageError(f"cannot make {out}: {error.strerror}; name another directory") from error
+        _make(out)
     with _status() as progress:
         data = job.kernels(
             model,
@@ -67,7 +64,7 @@ def kernels(
             compile_kernels=compile_kernels,
             with_source=source or out is not None or as_json,
             with_bytecode=bytecode,
-            inductor_config=settings,
+            torch_config=dict(torch_config),
             progress=progress,
             **{name: value for name, value in options.items() if value is not None},
         )
@@ -88,17 +85,13 @@ def _present() -> str:
     return "cuda"
 
 
-def _setting(text: str) -> tuple[str, Any]:
-    name, equals, value = text.partition("=")
-    if not equals or not name:
-        raise click.UsageError(f"--inductor {text!r} is not NAME=VALUE, such as triton.mix_order_reduction=False")
-    words = {"true": True, "false": False, "none": None}
-    if value.lower() in words:
-        return name, words[value.lower()]
+def _make(folder: Path) -> None:
     try:
-        return name, json.loads(value)
-    except ValueError:
-        return name, value
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise click.UsageError(f"cannot make {folder}: {error.strerror}; name another directory") from error
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise click.UsageError(f"cannot write into {folder}: permission denied; name another directory")
 
 
 @contextlib.contextmanager

@@ -12,12 +12,12 @@ from importlib import metadata
 from typing import Any
 
 import torch
-from torch._inductor import config as inductor_settings
 from torch.utils._pytree import tree_map_only
 
 from cftdiag.check import fastforward
 from cftdiag.check.errors import InputError
 from cftdiag.check.options import CheckOptions
+from cftdiag.check.passes import torch_config
 from cftdiag.check.prepare import Prepared, blocks_of, prepare
 from cftdiag.check.program import BlockGroup, block_groups, wrap_blocks
 from cftdiag.target import bytecode, lowering, real, regimes, resources
@@ -43,7 +43,6 @@ class Request:
     compile_kernels: bool = True
     with_bytecode: bool = False
     with_source: bool = False
-    inductor_config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def describe(recipe: Mapping[str, Any], options: CheckOptions, request: Request, progress: Progress = lambda text: None) -> dict[str, Any]:
@@ -58,7 +57,8 @@ def describe(recipe: Mapping[str, Any], options: CheckOptions, request: Request,
     prepared = prepare(recipe, dataclasses.replace(options, fast_forward="never" if here else "always"), None)
     blocks = blocks_of(prepared.subject.model, tuple(prepared.subject.blocks or ()) or options.blocks)
     groups = _wanted(block_groups(prepared.subject.model, blocks), request.block)
-    graphs, frames, winners = _lower(prepared, blocks, groups, request, progress)
+    with torch_config(options.torch_config):
+        graphs, frames, winners = _lower(prepared, blocks, groups, request, progress)
     lowered_in = time.monotonic() - started
     compiled: dict[str, resources.Compiled] = {}
     if spec is not None and request.compile_kernels:
@@ -123,7 +123,7 @@ def _lower(
 
     reader = real.Reader()
     here = request.target == HERE
-    backend: Any = "inductor" if here else lowering.backend(request.target, inductor_config=request.inductor_config, on_graph=on_graph)
+    backend: Any = "inductor" if here else lowering.backend(request.target, on_graph=on_graph)
     kwargs = {"dynamic": True, **{k: v for k, v in prepared.compile_kwargs.items() if k in ("dynamic", "fullgraph", "isolate_recompiles")}}
 
     def compile_block(module: torch.nn.Module, name: str) -> None:
@@ -145,7 +145,6 @@ def _lower(
         if here:
             model.cuda()
             stack.enter_context(reader.reading(Collector(HERE, on_graph)))
-            stack.enter_context(inductor_settings.patch(dict(request.inductor_config)))
         else:
             fastforward.reset()
             stack.enter_context(fastforward.SkipMode())

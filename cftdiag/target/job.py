@@ -70,7 +70,6 @@ def kernels(
     compile_kernels: bool = True,
     with_source: bool = False,
     with_bytecode: bool = False,
-    inductor_config: Mapping[str, Any] | None = None,
     progress: Callable[[str], None] = lambda text: None,
     **options: Any,
 ) -> dict[str, Any]:
@@ -92,7 +91,6 @@ def kernels(
         "compile_kernels": compile_kernels,
         "with_bytecode": with_bytecode,
         "with_source": with_source,
-        "inductor_config": dict(inductor_config or {}),
     }
     return run({"recipe": recipe, "options": CheckOptions(model=model, **options).to_dict(), "request": request}, progress)
 

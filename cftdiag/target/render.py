@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
@@ -12,7 +13,7 @@ from rich.text import Text
 
 from cftdiag.report.console import console_for, print_line, print_prose, table_lines
 
-_HEADER = ("kernel", "MB", "MFLOP", "FLOP/B", "bound us", "by", "regs", "spill B", "shared B", "bits", "configs")
+_HEADER = ("kernel", "launches", "MB", "MFLOP", "FLOP/B", "bound us", "by", "regs", "spill B", "shared B", "bits", "configs")
 _RIGHT = range(1, len(_HEADER))
 
 
@@ -55,23 +56,30 @@ def _graph(console: Console, graph: Mapping[str, Any], sources: bool) -> None:
     peak = f", {graph['peak_bytes'] / 1e6:.0f} MB of buffers at the peak" if graph["peak_bytes"] else ""
     print_line(console)
     print_line(console, Text(f"  {graph['direction']} {graph['compile_id']}", style="bold").append(f"  {sizes}{peak}", style="not bold dim"))
-    for line in table_lines([_row(k) for k in graph["kernels"]], header=_HEADER, right=_RIGHT, indent=4):
+    launches = Counter(map(_launch, graph["kernels"]))
+    kernels = list({_launch(k): k for k in graph["kernels"]}.values())
+    for line in table_lines([_row(k, launches[_launch(k)]) for k in kernels], header=_HEADER, right=_RIGHT, indent=4):
         print_line(console, line)
     rows = [[e["op"], *_numbers(e["bytes"], e["flops"], e["roofline"]), _places(e["lines"])] for e in graph["externs"]]
     if rows:
         print_line(console)
-        for line in table_lines(rows, header=("library call", *_HEADER[1:6], "line"), right=range(1, 6), indent=4):
+        for line in table_lines(rows, header=("library call", *_HEADER[2:7], "line"), right=range(1, 6), indent=4):
             print_line(console, line)
     print_line(console)
-    for kernel in graph["kernels"]:
+    for kernel in kernels:
         print_line(console, Text("    ").append(kernel["name"], style="cyan").append(f"  {_places(kernel['lines'], 4)}", style="dim"))
         print_prose(console, ", ".join(kernel["aten"]), indent=6, style="dim")
         if sources and kernel["source"]:
             console.print(Syntax(kernel["source"].strip(), "cpp" if kernel["category"] == "cpp" else "python", theme="ansi_light", word_wrap=False))
 
 
-def _row(kernel: Mapping[str, Any]) -> list[str]:
-    cells = [_short(kernel["name"]), *_numbers(kernel["read_bytes"] + kernel["write_bytes"], kernel["flops"], kernel["roofline"])]
+def _launch(kernel: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What tells launches apart: the kernel, and what it moves and computes."""
+    return kernel["name"], kernel["read_bytes"], kernel["write_bytes"], kernel["flops"]
+
+
+def _row(kernel: Mapping[str, Any], launches: int) -> list[str]:
+    cells = [_short(kernel["name"]), str(launches), *_numbers(kernel["read_bytes"] + kernel["write_bytes"], kernel["flops"], kernel["roofline"])]
     if kernel["compiled"] is None:
         return [*cells, *["-"] * 5]
     configurations = kernel["compiled"]["configurations"]
@@ -137,8 +145,9 @@ def _findings(console: Console, findings: Sequence[Mapping[str, Any]]) -> None:
         print_line(console, Text("  ").append(finding["severity"], style="cyan").append(f"  {finding['cause']}  {place}"))
         for evidence in finding["evidence"]:
             print_prose(console, evidence, indent=4)
-        for remedy in finding["remedies"]:
-            print_prose(console, remedy["summary"], indent=4, label="fix  ", style="green")
+        for remedy in finding["remedies"][:1]:
+            print_prose(console, remedy["summary"], indent=4, label="fix   ", style="green")
+        print_prose(console, f"cftdiag explain {finding['cause']}", indent=4, label="more  ")
 
 
 def _frame(console: Console, frame: Mapping[str, Any]) -> None:

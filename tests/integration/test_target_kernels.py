@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from cftdiag.diagnose import CAUSES
+
 ROOT = Path(__file__).resolve().parents[2]
 SUBJECT = """
 import torch
@@ -86,12 +88,45 @@ def test_an_unknown_block_names_the_kinds(subject):
     assert done.returncode != 0 and "no block matches 'Attention'; kinds are Block" in done.stderr
 
 
+DESCRIBED = """
+import json, sys
+import torch
+from cftdiag.check.options import CheckOptions
+from cftdiag.check.subject import resolve
+from cftdiag.target.describe import Request, describe
+
+for key, settings in json.load(sys.stdin):
+    torch._dynamo.reset()
+    recipe = resolve(f"cftdiag/diagnose/examples/{key}.py:build")
+    report = describe(recipe, CheckOptions(model=recipe["name"], torch_config=settings), Request(target="h200"))
+    print(json.dumps([key, bool(settings), report["findings"]]))
+"""
+
+
+@pytest.mark.slow
+def test_examples_yield_their_causes_and_settings_of_remedies_remove_them():
+    shown = [cause for cause in CAUSES.values() if "kernels" in cause.seen_by]
+    settings = {c.key: next((dict(r.change) for r in c.remedies if any(k.startswith("torch.") for k in r.change or ())), None) for c in shown}
+    assert {key for key, change in settings.items() if change} == {"kernel_fp64"}
+    asked = [(c.key, {}) for c in shown] + [(key, change) for key, change in settings.items() if change]
+    done = subprocess.run([sys.executable, "-c", DESCRIBED], input=json.dumps(asked), cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-3000:]
+    for line in done.stdout.splitlines():
+        key, changed, findings = json.loads(line)
+        found = [f for f in findings if f["cause"] == key]
+        assert bool(found) is not changed, (key, changed, [f["evidence"] for f in findings])
+        assert all(f["doc"] == f"docs/causes/{key}.md" and f["where"]["file"].endswith(f"{key}.py") for f in found)
+    assert len(done.stdout.splitlines()) == len(asked)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (("--model", "Qwen3-4B"), "no CUDA device here"),
         (("--model", "Qwen3-4B", "--target", "v100"), "v100"),
-        (("--model", "Qwen3-4B", "--target", "cpu", "--inductor", "x"), "is not NAME=VALUE"),
+        (("--model", "Qwen3-4B", "--target", "cpu", "--set", "x"), "is no torch setting"),
+        (("--model", "Qwen3-4B", "--target", "cpu", "--length", "0"), "a length must be at least 1, not 0"),
+        (("--model", "Qwen3-4B", "--target", "cpu", "--out", "/dev/null/x"), "cannot make /dev/null/x"),
     ],
 )
 def test_mistakes_are_told_before_anything_is_built(arguments, message, monkeypatch):

@@ -105,7 +105,7 @@ def test_the_table_says_what_a_kernel_moves_and_needs():
             "kind": "Block", "fqns": ["layers.0", "layers.1"], "changes": [],
             "graphs": [{
                 "direction": "forward", "compile_id": "0/0", "sizes": {"s0": 512}, "peak_bytes": 2_000_000, "externs": [],
-                "kernels": [{
+                "kernels": 2 * [{
                     "name": "triton_poi_fused_add_0", "category": "pointwise", "aten": ["aten.add"], "source": None,
                     "lines": [{"file": "/models/qwen.py", "line": 64}], "read_bytes": 3_000_000, "write_bytes": 1_000_000, "flops": 2_000_000,
                     "roofline": {"microseconds": 0.8, "limited_by": "memory", "intensity": 0.5},
@@ -119,5 +119,5 @@ def test_the_table_says_what_a_kernel_moves_and_needs():
     text = out.getvalue()
     assert "2 x Block  layers.0 .. layers.1" in text
     row = next(line for line in text.splitlines() if line.strip().startswith("triton_poi_fused_add_0  "))
-    assert row.split() == ["triton_poi_fused_add_0", "4.00", "2.0", "0.50", "0.8", "memory", "24-168", "0", "0-1024", "128", "2"]
+    assert row.split() == ["triton_poi_fused_add_0", "2", "4.00", "2.0", "0.50", "0.8", "memory", "24-168", "0", "0-1024", "128", "2"]
     assert "forward 0/0  s0=512, 2 MB of buffers at the peak" in text

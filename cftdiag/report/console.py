@@ -30,7 +30,16 @@ def console_for(file: TextIO | None = None, width: int | None = None) -> Console
     if not tty and width is None:
         columns = os.environ.get("COLUMNS", "")
         width = int(columns) if columns.isdigit() and int(columns) >= 40 else PIPED_WIDTH
-    return _Console(file=file, width=width, highlight=False, emoji=False, markup=False, no_color=None if tty else True, force_terminal=tty)
+    return _Console(
+        file=file,
+        width=width,
+        highlight=False,
+        emoji=False,
+        markup=False,
+        no_color=None if tty else True,
+        force_terminal=tty,
+        force_jupyter=False,  # else each line in a notebook becomes a cell output of its own, and ``file`` gets nothing
+    )
 
 
 def table_lines(rows: Iterable[Sequence[str | Text]], header: Sequence[str] | None = None, right: Iterable[int] = (), indent: int = 2) -> list[Text]:

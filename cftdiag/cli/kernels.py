@@ -32,7 +32,9 @@ from cftdiag.target.devices import TARGETS
 @click.option("--compile/--no-compile", "compile_kernels", default=True, help="Compile each configuration and read its registers (the default).")
 @click.option("--source", is_flag=True, help="Print each kernel's text.")
 @click.option("--bytecode", is_flag=True, help="Print the Python that Dynamo runs instead of each block, decompiled where depyf can.")
-@click.option("--out", type=click.Path(file_okay=False, path_type=Path), metavar="DIR", help="Write the report and each kernel's text into DIR.")
+@click.option(
+    "--out", type=click.Path(file_okay=False, path_type=Path), metavar="DIR", help="Write the report, the output code and each kernel into DIR."
+)
 @json_flag
 @debug_option
 def kernels(
@@ -114,6 +116,7 @@ def _write(out: Path, data: dict[str, Any]) -> None:
             for graph in block["graphs"]:
                 folder = out / "".join(c if c.isalnum() else "_" for c in f"{block['kind']} {graph['compile_id']} {graph['direction']}")
                 folder.mkdir(exist_ok=True)
+                (folder / "output_code.py").write_text(graph["code"], encoding="utf-8")
                 for kernel in graph["kernels"]:
                     (folder / f"{kernel['name']}.{'cpp' if kernel['category'] == 'cpp' else 'py'}").write_text(kernel["source"], encoding="utf-8")
     except OSError as error:

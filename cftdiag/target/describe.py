@@ -174,6 +174,7 @@ def _graph(graph: Lowered, spec: Device | None, compiled: Mapping[str, resources
         "direction": "backward" if graph.backward else "forward",
         "sizes": dict(graph.sizes),
         "peak_bytes": graph.peak_bytes,
+        "code": graph.code if with_source else None,
         "kernels": [_kernel(k, spec, compiled.get(k.source), winners.get(k.name), with_source) for k in graph.kernels],
         "externs": [_extern(e, spec) for e in graph.externs],
         "splits": [dataclasses.asdict(s) for s in graph.splits],

@@ -18,6 +18,12 @@ def body(source: str) -> str:
     return re.sub(r"def \w+\(", "def kernel(", source[start:], count=1)
 
 
+def calls(code: str) -> str:
+    """What an output code does with its kernels: buffers, launches and library calls in order, without the kernels' texts and the benchmark."""
+    found = re.search(r"^(?:class Runner|def call\().*?(?=^(?:runner = |def benchmark_compiled_module|if __name__)|\Z)", code, flags=re.M | re.S)
+    return found[0] if found else code
+
+
 def _key(kernel: Kernel) -> tuple[str, ...]:
     return (kernel.category, *kernel.aten)
 

@@ -70,7 +70,7 @@ def _graph(console: Console, graph: Mapping[str, Any], sources: bool) -> None:
         print_line(console, Text("    ").append(kernel["name"], style="cyan").append(f"  {_places(kernel['lines'], 4)}", style="dim"))
         print_prose(console, ", ".join(kernel["aten"]), indent=6, style="dim")
         if sources and kernel["source"]:
-            console.print(Syntax(kernel["source"].strip(), "cpp" if kernel["category"] == "cpp" else "python", theme="ansi_light", word_wrap=False))
+            _text(console, kernel["source"], "cpp" if kernel["category"] == "cpp" else "python")
 
 
 def _launch(kernel: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -153,4 +153,13 @@ def _findings(console: Console, findings: Sequence[Mapping[str, Any]]) -> None:
 def _frame(console: Console, frame: Mapping[str, Any]) -> None:
     print_line(console)
     print_line(console, Text(f"bytecode of {frame['function']}  {frame['file']}:{frame['line']}  ({frame['by']})", style="bold"))
-    console.print(Syntax(frame["text"].strip(), "python" if frame["by"] == "depyf" else "text", theme="ansi_light", word_wrap=False))
+    _text(console, frame["text"], "python" if frame["by"] == "depyf" else "text")
+
+
+def _text(console: Console, text: str, language: str) -> None:
+    """Highlighted on a terminal, line for line elsewhere; never cut to the width."""
+    if console.is_terminal:
+        console.print(Syntax(text.strip(), language, theme="ansi_light", word_wrap=True))
+        return
+    for line in text.strip().splitlines():
+        print_line(console, Text(line))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import os
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cftdiag.target import kernels
-from cftdiag.target.regimes import body
+from cftdiag.target.regimes import body, calls
 from tests.gpu.program import LENGTHS, MODEL, ROWS
 from tests.truth.compare import Log, differences, parse
 
@@ -60,10 +61,11 @@ def reports(target: str) -> tuple[dict[str, Any], dict[str, Any]]:
 def of_reports(predicted: Mapping[str, Any], real: Mapping[str, Any]) -> list[Row]:
     """Graphs, kernels, their text, library calls, configurations, what the compiled configurations need, and winners."""
     left, right = _graphs(predicted), _graphs(real)
-    names, texts, calls, settings, needs, winners = _Pairs(), _Pairs(), _Pairs(), _Pairs(), _Pairs(), _Pairs()
+    names, launches, texts, externs, settings, needs, winners = (_Pairs() for _ in range(7))
     for (title, a), (_, b) in zip(left, right, strict=False):
         names.add(title, [k["name"] for k in a["kernels"]], [k["name"] for k in b["kernels"]])
-        calls.add(title, [e["op"] for e in a["externs"]], [e["op"] for e in b["externs"]])
+        launches.add(title, calls(a["code"]), calls(b["code"]))
+        externs.add(title, [e["op"] for e in a["externs"]], [e["op"] for e in b["externs"]])
         for x, y in zip(a["kernels"], b["kernels"], strict=False):
             where = f"{title} {y['name']}"
             texts.add(where, body(x["source"]), body(y["source"]))
@@ -76,7 +78,8 @@ def of_reports(predicted: Mapping[str, Any], real: Mapping[str, Any]) -> list[Ro
         _Pairs((title, title, other) for (title, _), (other, _) in zip(left, right, strict=False)).row("graphs", len(left), len(right)),
         names.row("kernels of a graph, in order"),
         texts.row("text of a kernel"),
-        calls.row("library calls of a graph, in order"),
+        externs.row("library calls of a graph, in order"),
+        launches.row("output code of a graph: buffers, launches and calls in order"),
         settings.row("configurations of a kernel"),
         needs.row("registers, spills, access widths, shared memory of a configuration"),
         winners.row("autotuning picked one of the predicted configurations", binding=False),
@@ -125,10 +128,17 @@ class _Pairs(list[tuple[str, Any, Any]]):
 
     def row(self, what: str, predicted: int | None = None, real: int | None = None, *, binding: bool = True) -> Row:
         """The row; ``predicted`` and ``real`` are how many each side has, where pairs alone do not show it."""
-        differ = [f"{where}: predicted {_short(a)}, real {_short(b)}" for where, a, b in self if a != b]
+        differ = [f"{where}: {_differ(a, b)}" for where, a, b in self if a != b]
         if predicted != real:
             differ.append(f"{predicted} predicted, {real} real")
         return Row(what=what, alike=sum(a == b for _, a, b in self), of=len(self) if real is None else real, differ=tuple(differ), binding=binding)
+
+
+def _differ(a: Any, b: Any) -> str:
+    """Both sides, or of texts the first line that differs."""
+    if isinstance(a, str) and isinstance(b, str):
+        a, b = next(((x, y) for x, y in itertools.zip_longest(a.splitlines(), b.splitlines()) if x != y), (a, b))
+    return f"predicted {_short(a)}, real {_short(b)}"
 
 
 def _short(value: Any, most: int = 120) -> str:

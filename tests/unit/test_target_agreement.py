@@ -17,7 +17,8 @@ def configuration(registers=32, **more):
 
 def report(**more):
     kernel = {"name": "triton_poi_0", "source": SOURCE, "compiled": {"configurations": [configuration(**more), configuration(registers=40)]}}
-    graph = {"direction": "forward", "sizes": {"s0": 2, "s1": 520}, "kernels": [kernel], "externs": [{"op": "aten.mm"}]}
+    code = f"async_compile.triton({SOURCE!r})\ndef call(args):\n    triton_poi_0.run(args)\n\ndef benchmark_compiled_module():\n    pass\n"
+    graph = {"code": code, "direction": "forward", "sizes": {"s0": 2, "s1": 520}, "kernels": [kernel], "externs": [{"op": "aten.mm"}]}
     return {"blocks": [{"kind": "Layer", "graphs": [graph]}]}
 
 
@@ -52,6 +53,14 @@ def _call(graph):
     graph["externs"][0]["op"] = "aten.bmm"
 
 
+def _launch(graph):
+    graph["code"] = graph["code"].replace(".run(args)", ".run(args, 1)")
+
+
+def _benchmark(graph):
+    graph["code"] += "    return 1\n"
+
+
 def _settings(graph):
     graph["kernels"][0]["compiled"]["configurations"][1]["settings"]["num_warps"] = 8
 
@@ -77,6 +86,8 @@ NEEDS = "registers, spills, access widths, shared memory of a configuration"
         (_name, {"kernels of a graph, in order"}),
         (_text, {"text of a kernel"}),
         (_call, {"library calls of a graph, in order"}),
+        (_launch, {"output code of a graph: buffers, launches and calls in order"}),
+        (_benchmark, set()),
         (_settings, {"configurations of a kernel"}),
         (_registers, {NEEDS}),
         (_shared, {NEEDS}),

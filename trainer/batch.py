@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
@@ -11,6 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from trainer.packing import Row, Sample, Step
 from trainer.records import IGNORE, Tokens
+from trainer.signals import SIGNALS
 
 Batch = dict[str, Tensor | Any]
 
@@ -79,12 +81,19 @@ def rank_batches(
         batch_size=None,
         num_workers=workers,
         pin_memory=pin,
+        worker_init_fn=_outlive_signals,
         # Without a generator of its own the loader would draw its seed from the global one, and training with workers would differ from without.
         generator=torch.Generator().manual_seed(0),
     )
     batches = iter(loader)
     for step in steps:
         yield step, [next(batches) for _ in step.rows]
+
+
+def _outlive_signals(_worker: int) -> None:
+    # torchrun and schedulers signal whole process groups: the step that is to be finished still needs its batches.
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:

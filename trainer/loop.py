@@ -138,7 +138,10 @@ def _run(
                 rng.restore(own[ranks.rank].rng, ranks.device)
             with StopSignals() as signals:
                 trainer.train(state, signals)
-            return trainer.finish()
+            result = trainer.finish()
+            if result.stopped and ranks.rank == 0:
+                signals.mark(out, result.steps)
+            return result
 
 
 class _Trainer:

@@ -17,6 +17,7 @@ from trainer.config import TrainConfig
 from trainer.data import Data
 from trainer.distributed import on_rank_zero
 from trainer.program import Program
+from trainer.signals import STOPPED
 from trainer.step import Stepper
 
 _FIXED = ("osft", "lora", "lora_rank", "lora_alpha", "train_dtype", "batch_size", "seed", "validation_split")
@@ -76,6 +77,7 @@ def make_way(found: Path | None, state: State | None, out: Path) -> list[str]:
 
     def clear() -> None:
         told.extend(prepare(out / "checkpoints", found, state.step if state else 0))
+        (out / STOPPED).unlink(missing_ok=True)
         if state is not None:
             truncate_metrics(out / "metrics.jsonl", state.step)
 

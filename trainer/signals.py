@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import threading
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
 EXIT_STOPPED = 85
 """Exit code after a signal and a checkpoint; Linux' number of ERESTART, "interrupted, should be restarted"."""
+
+STOPPED = "stopped.json"
+"""In the output directory after a signal, for whoever starts the run: torchrun ends with its own code, whatever its workers' were."""
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
@@ -33,6 +38,10 @@ class StopSignals:
     def requested(self) -> bool:
         """True once a signal came."""
         return self.received is not None
+
+    def mark(self, out: Path, step: int) -> None:
+        """Write :data:`STOPPED`."""
+        (out / STOPPED).write_text(json.dumps({"step": step, "signal": self.received}) + "\n", encoding="utf-8")
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.received = signal.Signals(number).name

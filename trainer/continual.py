@@ -38,8 +38,8 @@ BATCH = 16
 #: Tokens of a row: a little more than a batch.
 ROW = 384
 HELD_OUT = 96
-#: Peak learning rate of the base task.
-BASE_RATE = 6e-3
+#: Learning rate of the base task, and the loss at which it is learned: how soon that is differs between seeds.
+BASE_RATE, LEARNED = 6e-3, 0.1
 TASKS = ("base", "A", "B")
 
 
@@ -77,17 +77,21 @@ def run_seed(seed: int, methods: Sequence[str], *, steps: int, base_steps: int, 
     demo.config(num_hidden_layers=2).save_pretrained(plain)
     demo.tokenizer().save_pretrained(plain)
 
-    def phase(source: Path, task: str, method: str, out: Path, count: int, rate: float = lr, **values: Any) -> list[Point]:
-        config = config_of(method, source=source, data=files[task], out=out, steps=count, lr=rate, seed=seed, **values)
-        return train(config, held, every=every if task == "B" else count)
+    def phase(source: Path, task: str, method: str, out: Path) -> list[Point]:
+        config = config_of(method, source=source, data=files[task], out=out, steps=steps, lr=lr, seed=seed)
+        return train(config, held, every=every if task == "B" else steps)
 
-    schedule = {"random_init": True, "lr_scheduler": "cosine", "warmup_steps": min(20, base_steps)}
-    before = phase(plain, "base", "full", work / "base", base_steps, BASE_RATE, **schedule)[-1]
+    config = config_of(
+        "full", source=plain, data=files["base"], out=work / "base", steps=base_steps, lr=BASE_RATE, seed=seed, random_init=True, warmup_steps=20
+    )
+    before = train(config, held, every=50, until=("base", LEARNED))[-1]
+    if before.loss["base"] > LEARNED:
+        print(f"seed {seed}: the base task is not learned after {before.step} steps (loss {before.loss['base']:.2f})", file=sys.stderr)
     outcomes = []
     for number, method in enumerate(methods):
         a, b = work / f"{number}.a", work / f"{number}.b"
-        after_a = phase(work / "base", "A", method, a, steps)[-1]
-        outcomes.append(Outcome(method=method, seed=seed, before=before, after_a=after_a, during_b=phase(a, "B", method, b, steps)))
+        after_a = phase(work / "base", "A", method, a)[-1]
+        outcomes.append(Outcome(method=method, seed=seed, before=before, after_a=after_a, during_b=phase(a, "B", method, b)))
     return outcomes
 
 
@@ -102,8 +106,11 @@ def config_of(method: str, *, source: Path, data: Path, out: Path, steps: int, l
     )  # fmt: skip
 
 
-def train(config: TrainConfig, held: dict[str, Path], *, every: int) -> list[Point]:
-    """Train as ``config`` says, measure every ``every`` steps, at the start and at the end, and export to ``output_dir``."""
+def train(config: TrainConfig, held: dict[str, Path], *, every: int, until: tuple[str, float] | None = None) -> list[Point]:
+    """Train as ``config`` says, measure every ``every`` steps, at the start and at the end, and export to ``output_dir``.
+
+    ``until`` ends it at the first measurement at which a task's loss is that low.
+    """
     source = open_source(config)
     program = build(config, device=torch.device("cpu"), source=source)
     data = open_data(config, source.tokenizer, vocabulary=source.config.vocab_size, world=1)
@@ -115,6 +122,8 @@ def train(config: TrainConfig, held: dict[str, Path], *, every: int) -> list[Poi
         stepper.step(rows, step.loss_tokens, lr=learning_rate(config, number, len(data.steps)))
         if number % every == 0 or number == len(data.steps):
             points.append(Point(step=number, loss=measure()))
+            if until is not None and points[-1].loss[until[0]] <= until[1]:
+                break
     export(program.model, source, Path(config.output_dir), dtype=torch.float32)
     return points
 
@@ -190,7 +199,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m trainer.continual", description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("--seeds", type=int, default=3, help="number of seeds (default: 3)")
     parser.add_argument("--steps", type=int, default=60, help="optimizer steps of each task (default: 60)")
-    parser.add_argument("--base-steps", type=int, default=400, help="optimizer steps of the base task (default: 400)")
+    parser.add_argument("--base-steps", type=int, default=1200, help="most optimizer steps of the base task (default: 1200)")
     parser.add_argument("--learning-rate", type=float, default=1e-3, help="of both tasks and all methods (default: 1e-3)")
     parser.add_argument(
         "--osft",
@@ -218,9 +227,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if asked.json:
         asked.json.write_text(json.dumps([dataclasses.asdict(o) for o in outcomes], indent=1) + "\n")
     before = [o.before.loss for o in outcomes]
-    print(
-        f"torch {torch.__version__}, {asked.seeds} seeds, {asked.base_steps} steps of the base task, then {asked.steps} of A and {asked.steps} of B"
-    )
+    print(f"torch {torch.__version__}, {asked.seeds} seeds, the base task learned, then {asked.steps} steps of A and {asked.steps} of B")
     print("base model: " + ", ".join(f"loss {t} {statistics.mean(b[t] for b in before):.2f}" for t in TASKS))
     print(render(rows_of(outcomes)))
     return 0

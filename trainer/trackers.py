@@ -154,11 +154,16 @@ class _MLflow:
     def __init__(self, out: Path, settings: Mapping[str, Any], ids: dict[str, str]) -> None:
         import os
 
+        uri = os.environ.get("MLFLOW_TRACKING_URI")
+        if not uri:
+            uri = (out / "mlruns").absolute().as_uri()
+            # Newer MLflow refuses a store of files, which it no longer develops, unless told that it is wanted.
+            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         from mlflow import MlflowClient
         from mlflow.entities import Metric, Param
 
         self._metric = Metric
-        self._client = MlflowClient(os.environ.get("MLFLOW_TRACKING_URI") or (out / "mlruns").absolute().as_uri())
+        self._client = MlflowClient(uri)
         if "mlflow" in ids:
             self._run = ids["mlflow"]
             self._client.update_run(self._run, status="RUNNING")

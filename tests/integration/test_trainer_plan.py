@@ -46,7 +46,8 @@ def plan(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     lengths.write_text("".join(f"{sample.length}\n" for sample in data.train.samples))
     report = run_check(
         CheckOptions(
-            model=str(tiny), data=str(lengths), packed=True, max_tokens_per_gpu=512, batch_size=4, shuffle_seed=42, dtype="float32", dynamic="auto", method="osft",
+            model=str(tiny), data=str(lengths), packed=True, max_tokens_per_gpu=512, batch_size=4, shuffle_seed=42, dtype="float32",
+            dynamic="auto", method="osft",
             transform="trainer.preflight:as_method", verify=False,
             torch_config={"torch._dynamo.config.specialize_float": True},
         )

@@ -46,7 +46,8 @@ def _scalars(directory: Path) -> dict[str, list[tuple[int, float]]]:
 
 def test_tensorboard_has_the_loss_of_each_step_beside_the_monitors_scalars(tiny: Path, tmp_path: Path, fresh_dynamo: None) -> None:
     pytest.importorskip("tensorboard")
-    records = _train(tiny, tmp_path, tracker=["tensorboard"], validation_split=0.25, compile_model=True, compile_backend="eager")
+    values: dict[str, Any] = {"tracker": ["tensorboard"], "validation_split": 0.25, "compile_model": True, "compile_backend": "eager"}
+    records = _train(tiny, tmp_path, **values)
     found = _scalars(tmp_path / "tensorboard")
     for key in ("loss", "lr", "grad_norm", "tokens_per_second", "graphs", "recompiles"):
         expected = [r[key] if not isinstance(r[key], list) else len(r[key]) for r in records]
@@ -54,7 +55,7 @@ def test_tensorboard_has_the_loss_of_each_step_beside_the_monitors_scalars(tiny:
     assert [value for _, value in found["val/loss"]] == pytest.approx([r["val_loss"] for r in records if "val_loss" in r])
     assert "cftdiag/compile_seconds" in found
     # A resumed run goes on in the same curves.
-    _train(tiny, tmp_path, tracker=["tensorboard"], max_steps=3, resume="auto")
+    _train(tiny, tmp_path, **values, max_steps=3, resume="auto")
     assert [step for step, _ in _scalars(tmp_path / "tensorboard")["train/loss"]] == [1, 2, 3]
 
 
@@ -64,24 +65,13 @@ def test_wandb_offline_keeps_the_run_in_the_output_directory(tiny: Path, tmp_pat
     monkeypatch.setenv("WANDB_SILENT", "true")
     records = _train(tiny, tmp_path, tracker=["wandb"])
     [run] = (tmp_path / "wandb").glob("offline-run-*/run-*.wandb")
-    logged = _wandb_history(run)
-    assert [row["train/loss"] for row in logged if "train/loss" in row] == pytest.approx([r["loss"] for r in records])
+    # W&B's log of protobuf records, in which values are JSON texts.
+    logged = run.read_bytes()
+    for key in ("train/loss", "train/grad_norm", "train/step"):
+        assert key.encode() in logged
+    for record in records:
+        assert json.dumps(record["loss"]).encode() in logged
     assert run.stem.removeprefix("run-") == json.loads((tmp_path / trackers.IDS).read_text())["wandb"]
-
-
-def _wandb_history(path: Path) -> list[dict[str, Any]]:
-    from wandb.proto import wandb_internal_pb2
-    from wandb.sdk.internal.datastore import DataStore
-
-    store = DataStore()
-    store.open_for_scan(str(path))
-    rows = []
-    while (data := store.scan_data()) is not None:
-        record = wandb_internal_pb2.Record()
-        record.ParseFromString(data)
-        if record.HasField("history"):
-            rows.append({".".join(item.nested_key) or item.key: json.loads(item.value_json) for item in record.history.item})
-    return rows
 
 
 def test_mlflow_writes_its_file_store(tiny: Path, tmp_path: Path) -> None:
@@ -121,7 +111,7 @@ def test_a_tracker_that_fails_is_told_once_and_training_goes_on(
     monkeypatch.setattr(trackers, "require", lambda names: None)
     records = _train(tiny, tmp_path, tracker=["tensorboard", "wandb"], max_steps=4)
     assert [r["step"] for r in records] == [1, 2, 3, 4]
-    told = [line for line in capsys.readouterr().err.splitlines() if "tracker" in line]
+    told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("tracker ")]
     assert told == [
         "tracker wandb is left out from here on: ConnectionError: the server is away",
         "tracker tensorboard is left out from here on: OSError: no space left on device nor elsewhere",

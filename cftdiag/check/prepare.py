@@ -238,18 +238,32 @@ def _at(error: BaseException, path: Path) -> str:
 
 
 def _hub_config(name: str, trust_remote_code: bool) -> Any:
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
     from transformers import AutoConfig
 
     from cftdiag.check import catalogue
 
+    close = catalogue.close_matches(name)
+    hint = f"catalogue models of a like name: {', '.join(close)}" if close else "`cftdiag models` lists models that need no hub"
+    unreachable = None
     try:
-        return AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
+        # asked once and without retries: a laptop without a network must not wait for what the cache or the catalogue has
+        HfApi().model_info(name, timeout=10)
+    except GatedRepoError as error:
+        raise InputError(f"{name}: its owner gives access on request; ask for it on the hub and log in with `hf auth login`; {hint}") from error
+    except RepositoryNotFoundError as error:
+        raise InputError(f"{name}: the hub has no such model, or a private one (`hf auth login`); {hint}") from error
+    except Exception as error:  # no network, a proxy, HF_HUB_OFFLINE, a hub that is down: the cache may still have it
+        unreachable = one_line(error)
+    try:
+        return AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code, local_files_only=unreachable is not None)
     except Exception as error:
-        close = catalogue.close_matches(name)
-        hint = f"catalogue models of a like name: {', '.join(close)}" if close else "`cftdiag models` lists models that need no hub"
         if "trust_remote_code" in str(error):
             hint = "it brings its own code; pass --trust-remote-code if you trust it"
-        raise InputError(f"{name}: its config could not be read from the hub or its cache ({type(error).__name__}); {hint}") from error
+        elif unreachable is not None:
+            raise InputError(f"{name}: the hub cannot be reached ({unreachable}) and its cache has no such model; {hint}") from error
+        raise InputError(f"{name}: its config could not be read from the hub ({one_line(error)}); {hint}") from error
 
 
 def _batch_shape(batch: Mapping[str, Any]) -> tuple[int | None, int | None]:

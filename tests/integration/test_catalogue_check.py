@@ -1,0 +1,38 @@
+"""One model of every architecture of the catalogue ends in a verdict. Depth trace: the forward is captured, the unrolled backwards of linear
+attention would take minutes. ``make catalogue`` does all models at depth joint."""
+
+import threading
+
+import pytest
+
+from cftdiag.check import catalogue
+from cftdiag.check.viability import check_one
+
+#: The first entry of each architecture: a deep and wide one costs no more than a small one, for it is never computed.
+MODELS = {entry.model_type: entry.name for entry in reversed(catalogue.entries())}
+
+
+@pytest.fixture(scope="module")
+def local():
+    found = threading.local()
+    yield found
+    found.server.close()
+
+
+def test_the_catalogue_is_not_empty():
+    assert len(MODELS) > 25
+
+
+@pytest.mark.parametrize("model_type", sorted(MODELS))
+def test_every_architecture_ends_in_a_verdict(model_type, local):
+    options = {"layers": "auto", "timeout": 300, "local": local, "lengths": (96, 136), "depth": "trace"}
+    row = check_one(MODELS[model_type], "sdpa", **options)
+    if row["verdict"] == "refused":
+        assert "attention 'sdpa' is not supported" in row["reason"]
+        row = check_one(MODELS[model_type], "eager", **options)
+    assert row["verdict"] in ("viable", "viable_with_recompiles"), row
+    assert row["model_type"] == model_type
+    assert sum(row["kinds"].values()) >= 1
+    # kinds that differ only beyond these lengths (a sliding window) share a graph; none reaches torch's limit
+    assert 1 <= row["compiles"] <= 8
+    assert not any("generic_guard" in cause for cause in row["causes"]), row["causes"]

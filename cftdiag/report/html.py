@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cftdiag import __version__
-from cftdiag.report import summary
+from cftdiag.report import forecast, summary
 
 
 def render(data: Mapping[str, Any]) -> str:
@@ -42,8 +42,22 @@ def render(data: Mapping[str, Any]) -> str:
             for c in compiles
         ],
         findings=[_finding(finding) for finding in data["findings"]],
+        forecast=forecast.shown(data),
+        step_columns=forecast.STEP_COLUMNS,
+        regimes=forecast.REGIMES,
+        regime_map=_regime_map(data),
         undetermined=[str(note) for note in data["undetermined"]],
     )
+
+
+def _regime_map(data: Mapping[str, Any]) -> str:
+    """The figure of the regime map as SVG for this page; empty where there is none."""
+    found = data.get("forecast") or {}
+    if not found.get("points"):
+        return ""
+    from cftdiag.report.plots import regime_svg
+
+    return regime_svg(found)
 
 
 def _block(block: Mapping[str, Any]) -> dict[str, Any]:

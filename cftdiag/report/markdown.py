@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from cftdiag.report import summary
+from cftdiag.report import forecast, summary
 
 #: Rows of the table of compiles; the JSON holds all.
 MAX_COMPILES = 16
@@ -16,7 +16,7 @@ def render(data: Mapping[str, Any]) -> str:
     name, facts = summary.headline(data)
     notes = [*summary.conditions(data), *summary.passes_not_run(data)]
     parts = [f"# cftdiag check: {_plain(name)}", f"**{_plain(summary.verdict_line(data))}**", _plain(facts), _list(notes)]
-    parts += [*_blocks(data), *_compiles(data), *_findings(data), *_undetermined(data)]
+    parts += [*_blocks(data), *_compiles(data), *_forecast(data), *_findings(data), *_undetermined(data)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -34,10 +34,26 @@ def _compiles(data: Mapping[str, Any]) -> list[str]:
     if not compiles:
         return []
     rows = [[_plain(text) for text in summary.compile_row(c)] for c in compiles[:MAX_COMPILES]]
-    parts = ["## Compiles", _table(list(summary.COMPILE_COLUMNS), rows)]
-    if len(compiles) > MAX_COMPILES:
-        parts.append(f"... {len(compiles) - MAX_COMPILES} more")
-    return parts
+    return ["## Compiles", _cut(_table(list(summary.COMPILE_COLUMNS), rows), len(compiles))]
+
+
+def _forecast(data: Mapping[str, Any]) -> list[str]:
+    found = forecast.shown(data)
+    if found is None:
+        return []
+    parts = ["## Forecast", _plain(found.facts)]
+    if found.steps:
+        parts.append(_cut(_table(forecast.STEP_COLUMNS, [[_plain(c) for c in row] for row in found.steps[:MAX_COMPILES]]), len(found.steps)))
+    parts.append(_list(text for text, _ in found.remarks))
+    parts += ["## Regimes", f"{forecast.REGIMES[0].upper()}{forecast.REGIMES[1:]}."]
+    rows = [[_plain(i), visits, _code(bounds) if bounds else "any", _plain(warm)] for i, visits, bounds, warm in found.regimes[:MAX_COMPILES]]
+    parts.append(_cut(_table(("regime", "visits", "bounds", "warm"), rows), len(found.regimes)))
+    return [*parts, _list([*found.suggestions, *found.notes])]
+
+
+def _cut(table: str, rows: int) -> str:
+    """A table of the first :data:`MAX_COMPILES` rows, and how many were left out."""
+    return table if rows <= MAX_COMPILES else f"{table}\n\n... {rows - MAX_COMPILES} more"
 
 
 def _findings(data: Mapping[str, Any]) -> list[str]:

@@ -50,6 +50,19 @@ def regime_figure(forecast: Mapping[str, Any]) -> Any:
     return figure
 
 
+def regime_svg(forecast: Mapping[str, Any]) -> str:
+    """:func:`regime_figure` as an ``<svg>`` element to stand in a page: text as text, no header, the same for the same forecast."""
+    import io
+
+    import matplotlib
+
+    out = io.StringIO()
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "cftdiag"}):
+        regime_figure(forecast).savefig(out, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    text = out.getvalue()
+    return text[text.index("<svg") :]
+
+
 def save_plots(forecast: Mapping[str, Any], directory: str | Path) -> list[Path]:
     """Write ``regimes.png`` and ``regimes.svg`` into ``directory`` (made when missing); raises ``ValueError`` where that cannot be done."""
     figure = regime_figure(forecast)

@@ -122,3 +122,27 @@ def no_conclusion() -> dict[str, Any]:
     data = viable()
     data.update(verdict="error", blocks=[], compiles=[], undetermined=["the fullgraph pass did not end: stopped after 600 s"])
     return data
+
+
+def forecasted() -> dict[str, Any]:
+    """A check with data: two regimes, the second first met at step 5."""
+
+    def regime(name: str, bound: str, length: int, visits: int) -> dict[str, Any]:
+        shown = {"batch_size": 4, "length": length, "variant": "padded"}
+        return {"id": name, "bounds": ["B >= 2", bound], "representative": shown, "visits": visits, "variants": ["padded"]}
+
+    def step(number: int, length: int, cause: str | None) -> dict[str, Any]:
+        return {"step": number, "length": length, "batch_size": 4, "regime": "r1", "cause": cause, "seconds": 2.5}
+
+    data = recompiles()
+    data["forecast"] = {
+        "compiles": 2, "recompiles": 1, "limit_hit": None, "stopped": None, "seconds": 5.0, "exact": True,
+        "steps": [step(1, 323, None), step(5, 387, "inductor_size_regime")],
+        "regimes": [regime("r1", "B*S <= 4096/3", 323, 7), regime("r2", "B*S > 4096/3", 387, 8)],
+        "suggestions": [{"action": "bucket", "multiple": None, "buckets": [384, 448], "graphs": 1, "new_shapes": 0, "extra_tokens": 0.1932}],
+        "points": [["r1", 4, 323, 7], ["r2", 4, 387, 8]],
+        "data": {"path": "<lens>.txt", "samples": 60, "tokens": 13261, "longest": 399, "steps": 15, "over_long": 0, "ranks": [{"rank": 0}]},
+        "divergence": {"count": 0, "seconds": 0.0, "steps": []},
+        "warmed": {"compiles": 2, "steps": []}, "notes": ["read as row lengths"],
+    }  # fmt: skip
+    return data

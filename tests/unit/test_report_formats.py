@@ -9,7 +9,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from check_samples import no_conclusion, not_viable, recompiles, viable
+from check_samples import forecasted, no_conclusion, not_viable, recompiles, viable
 
 from cftdiag.cli.main import run
 from cftdiag.report import html, junit, markdown, sarif
@@ -69,6 +69,17 @@ def test_html_says_what_the_terminal_says() -> None:
         "an even routing was assumed",
     ):
         assert text in page
+
+
+def test_a_forecast_is_on_every_page() -> None:
+    page, text = html.render(forecasted()), markdown.render(forecasted())
+    for told in ("with every regime warmed before step 0: 0 compiles left in training", "pad to buckets of 384, 448: 1 graph, 19.3% more tokens"):
+        assert told in page and told in text
+    assert "&lt;lens&gt;.txt: 60 samples" in page and "<lens>" not in page
+    assert "<svg" in page and "batch size B (rows)" in page
+    assert "| r2 | 8x | `B >= 2, B*S > 4096/3, padded` | warm with 4 x 387 |" in text
+    assert "| 5 | 4 | 387 | 2.5 | inductor\\_size\\_regime |" in text
+    assert "Regimes" not in html.render(viable()) and "Regimes" not in markdown.render(viable())
 
 
 def test_markdown_of_a_check() -> None:

@@ -1,0 +1,106 @@
+"""The HTML report of a real check with data, opened in a real Chromium."""
+
+import json
+import random
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+playwright = pytest.importorskip("playwright.sync_api")
+
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+pytestmark = [pytest.mark.browser, pytest.mark.skipif(CHROMIUM is None, reason="needs chromium or google-chrome on the PATH")]
+
+TINY = {
+    "model_type": "qwen3", "vocab_size": 128, "hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 3,
+    "num_key_value_heads": 3, "head_dim": 16, "max_position_embeddings": 2048,
+}  # fmt: skip
+
+
+def cftdiag(*arguments):
+    done = subprocess.run([sys.executable, "-m", "cftdiag", *map(str, arguments)], capture_output=True, text=True, timeout=600)
+    assert done.returncode in (0, 1), done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    """(path of the page, the check as JSON): static shapes, so that there are regimes and findings to show."""
+    folder = tmp_path_factory.mktemp("page")
+    (folder / "tiny.json").write_text(json.dumps(TINY))
+    rows = random.Random(0).choices((24, 32, 40), k=24)
+    (folder / "lengths.txt").write_text("\n".join(map(str, rows)))
+    options = ("--data", folder / "lengths.txt", "--batch-size", 2, "--dynamic", "false", "--depth", "trace", "--no-verify")
+    cftdiag("check", "--model", folder / "tiny.json", *options, "--json", folder / "check.json")
+    cftdiag("report", folder / "check.json", "--html", folder / "page.html")
+    return folder / "page.html", json.loads((folder / "check.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    options = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=options)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(params=[("light", 1280), ("dark", 390)], ids=["light desktop", "dark phone"])
+def page(request, report, chromium):
+    scheme, width = request.param
+    context = chromium.new_context(color_scheme=scheme, viewport={"width": width, "height": 800})
+    page = context.new_page()
+    page.complaints = []
+    page.on("console", lambda message: page.complaints.append(message.text))
+    page.on("pageerror", lambda error: page.complaints.append(str(error)))
+    page.on("request", lambda asked: page.complaints.append(asked.url) if not asked.url.startswith("file:") else None)
+    page.goto(report[0].as_uri())
+    yield page
+    context.close()
+
+
+def test_it_opens_without_a_complaint_and_asks_nobody(page):
+    assert page.complaints == []
+    assert "cftdiag check: tiny" in page.title()
+
+
+def test_it_shows_what_the_check_found(page, report):
+    _, check = report
+    assert check["forecast"]["regimes"] and check["findings"], "the check has nothing to show"
+    assert page.locator("article").count() == len(check["findings"])
+    for regime in check["forecast"]["regimes"]:
+        row = page.locator("tr", has=page.locator("td", has_text=regime["id"]))
+        assert row.filter(has_text=f"warm with {regime['representative']['batch_size']} x {regime['representative']['length']}").count() == 1
+    assert page.locator(".map li").count() == len(check["blocks"])
+
+
+def test_the_regime_map_is_drawn_inside_the_page(page):
+    box = page.locator("figure svg").bounding_box()
+    assert box["width"] > 200 and box["height"] > 100
+    assert page.locator("figure svg").get_by_text("batch size B").count() == 1
+
+
+def test_nothing_sticks_out_to_the_side(page):
+    assert page.evaluate("document.scrollingElement.scrollWidth <= window.innerWidth")
+
+
+def test_evidence_unfolds(page):
+    evidence = page.locator("article details li").first
+    assert not evidence.is_visible()
+    page.locator("article summary").first.click()
+    assert evidence.is_visible()
+
+
+def test_text_stands_out_from_the_background(page):
+    """Contrast as WCAG 2 defines it; 4.5 is its level AA for text."""
+    colours = page.evaluate("[getComputedStyle(document.body).color, getComputedStyle(document.body).backgroundColor]")
+    light = sorted(_luminance(colour) for colour in colours)
+    assert (light[1] + 0.05) / (light[0] + 0.05) > 4.5
+
+
+def _luminance(colour):
+    parts = [int(n) / 255 for n in colour[colour.index("(") + 1 : colour.index(")")].split(",")[:3]]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]

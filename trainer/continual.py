@@ -174,6 +174,7 @@ def rows_of(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
                 "A forgotten": end.loss["A"] - o.after_a.loss["A"],
                 "base forgotten": end.loss["base"] - o.before.loss["base"],
                 "same B: step": float(same.step),
+                "same B: A": same.loss["A"],
                 "same B: A forgotten": same.loss["A"] - o.after_a.loss["A"],
                 "same B: base forgotten": same.loss["base"] - o.before.loss["base"],
             }.items():
@@ -223,7 +224,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 seed, methods, steps=asked.steps, base_steps=asked.base_steps, lr=asked.learning_rate, every=max(1, asked.steps // 20),
                 work=Path(directory) / str(seed),
             )  # fmt: skip
-            print(f"seed {seed}: {time.perf_counter() - started:.0f} s", file=sys.stderr, flush=True)
+            print(f"seed {seed}: {time.perf_counter() - started:.0f} s, {time.process_time():.0f} s of CPU", file=sys.stderr, flush=True)
     if asked.json:
         asked.json.write_text(json.dumps([dataclasses.asdict(o) for o in outcomes], indent=1) + "\n")
     before = [o.before.loss for o in outcomes]

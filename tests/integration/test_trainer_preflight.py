@@ -51,8 +51,8 @@ BLOCKS = ["model.layers.0", "model.layers.1"]
     ("values", "regions", "viable"),
     [
         ({"osft": True, "compile_scope": "block+loss"}, [*BLOCKS, "cross_entropy"], True),
-        ({"compile_scope": "block", "dynamic": "auto", "ac": "full"}, BLOCKS, False),
-        ({"compile_scope": "model", "ac": "full"}, ["model"], True),
+        ({"compile_scope": "block", "dynamic": "auto", "ac": "full", "compile_backend": "eager"}, BLOCKS, False),
+        ({"compile_scope": "model", "ac": "full", "compile_backend": "eager"}, ["model"], True),
         ({"compile_scope": "model+loss"}, ["step"], True),
     ],
     ids=["block+loss", "block-auto", "model", "model+loss"],

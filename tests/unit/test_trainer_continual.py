@@ -34,7 +34,7 @@ def test_methods_are_compared_where_all_have_learned_the_second_task_equally() -
     full, osft = rows_of(outcomes)
     assert full["A forgotten"][0] == 3.0 and osft["A forgotten"][0] == pytest.approx(0.1)
     # OSFT came down to 2.0 only: full fine-tuning was there at step 10, with 1.0 forgotten.
-    assert full["same B: step"][0] == 10 and full["same B: A forgotten"][0] == 1.0
+    assert full["same B: step"][0] == 10 and full["same B: A"][0] == full["same B: A forgotten"][0] == 1.0
     assert osft["same B: step"][0] == 20 and osft["base forgotten"][0] == 0.25
 
 

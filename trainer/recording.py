@@ -1,6 +1,7 @@
 """What the compiler did in each step, for the metrics: compile seconds, graphs, recompiles, and which blocks ran a graph at all.
 
-The run directory is the monitor's; this recorder listens beside it.
+The run directory is the monitor's; this recorder listens beside it. It must be there before the model is wrapped, because backends are counted by it,
+while the monitor wants the wrapped model; and it numbers a warm-up as step 0, where the monitor is already in step 1.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 from pathlib import Path
@@ -115,12 +116,14 @@ def load_weights(source: Source, *, dtype: torch.dtype, seed: int) -> nn.Module:
     """The model with its weights on the CPU: from disk or hub, or initialised at random from ``seed``."""
     from transformers import AutoModelForCausalLM
 
+    # A copy: transformers notes the attention in the config it is given, and that one belongs to the model that is trained.
+    config = copy.deepcopy(source.config)
     if source.path is None:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            return AutoModelForCausalLM.from_config(source.config, attn_implementation="eager", dtype=dtype).eval()
+            return AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=dtype).eval()
     try:
-        return AutoModelForCausalLM.from_pretrained(source.path, config=source.config, attn_implementation="eager", dtype=dtype)
+        return AutoModelForCausalLM.from_pretrained(source.path, config=config, attn_implementation="eager", dtype=dtype)
     except (OSError, RuntimeError) as error:
         raise ValueError(f"cannot load the weights of {source.path!r}: {_first_line(error)}") from error
 

@@ -76,6 +76,10 @@ def test_tied_embeddings_stay_tied(two: dict[str, Any]) -> None:
     assert two["tied"]
 
 
+def test_loading_weights_leaves_the_attention_as_it_was_chosen(two: dict[str, Any]) -> None:
+    assert two["attention"] == ["sdpa", "sdpa"]
+
+
 @pytest.mark.parametrize("name", ["export_osft", "export_full", "export_lora", "export_gpt2"])
 def test_the_exported_model_gives_the_trained_loss_on_single_documents(two: dict[str, Any], name: str) -> None:
     assert two[name]["exported"] == pytest.approx(two[name]["sharded"], rel=1e-8)

@@ -109,6 +109,14 @@ def decompositions() -> list[int]:
     return counts
 
 
+def attention() -> list[str]:
+    """What each rank's model attends with, after its weights were loaded."""
+    program, *_ = prepared()
+    found = ["", ""]
+    dist.all_gather_object(found, program.model.config._attn_implementation)
+    return found
+
+
 def exported(name: str, **values: Any) -> dict[str, float]:
     """Loss of the sharded model after a step, and of the exported one on each document by itself."""
     from transformers import AutoModelForCausalLM
@@ -154,6 +162,7 @@ with process_group("cpu") as ranks:
         "projection": projection(),
         "decompositions": decompositions(),
         "tied": tied(),
+        "attention": attention(),
         "export_osft": exported("hf_osft", osft=True, ac="full"),
         "export_full": exported("hf_full", ac="full"),
         "export_lora": exported("hf_lora", lora=True),

@@ -25,7 +25,7 @@ VARIANTS = ("plain", "monitor", "monitor --guards", "TORCH_LOGS", "TORCH_TRACE")
 #: A step of a real training, for the percentage (seconds).
 REAL_STEP_S = 0.050
 #: Each is a compile of the blocks, which share their code.
-LENGTHS = (32, 48, 64, 80, 96, 112)
+LENGTHS = tuple(range(32, 32 + 8 * 24, 8))
 
 
 def build(backend: str, layers: int, width: int) -> tuple[Any, Any]:
@@ -87,6 +87,12 @@ def steady(backend: str, pairs: int, steps: int) -> dict[str, Any]:
                 found[name].append(stretch() if name == "plain" else watched(directory))
             if i % 4 == 0:
                 found["guards"].append(watched(directory, guards=True))
+    with tempfile.TemporaryDirectory() as directory, Monitor(model, run_dir=directory, quiet=True, warmup_steps=0) as monitor:
+        step(model, optimizer, 8, 8)
+        calls, started = 20_000, time.process_time()
+        for _ in range(calls):
+            monitor._optimizer_stepped(optimizer)
+        callback = 1e6 * (time.process_time() - started) / calls
     difference = [1e6 * (m - p) for m, p in zip(found["monitor"], found["plain"], strict=True)]
     best = 1e6 * (min(found["monitor"]) - min(found["plain"]))
     quarter = statistics.quantiles(difference, n=4)
@@ -95,6 +101,7 @@ def steady(backend: str, pairs: int, steps: int) -> dict[str, Any]:
         "added_us": statistics.median(difference),
         "added_us_quartiles": [quarter[0], quarter[2]],
         "added_us_best": best,
+        "callback_us": callback,
         "percent_of_50_ms": 100 * statistics.median(difference) / 1e6 / REAL_STEP_S,
         "guards_added_us": 1e6 * (min(found["guards"]) - min(found["plain"])),
         "pairs": pairs,
@@ -114,6 +121,7 @@ def work(variant: str, backend: str) -> None:
     warm, optimizer = build(backend, layers=1, width=8)
     step(warm, optimizer, 8, 8)
     torch._dynamo.reset()
+    torch._dynamo.config.recompile_limit = 2 * len(LENGTHS)
     model, optimizer = build(backend, layers=4, width=64)
     with tempfile.TemporaryDirectory() as directory, contextlib.ExitStack() as stack:
         if variant.startswith("monitor"):
@@ -179,6 +187,7 @@ def main() -> None:
     print(f"  {steps['added_us']:.1f} us (median; quartiles {low:.1f} .. {high:.1f}), {steps['percent_of_50_ms']:.3f}% of a 50 ms step")
     print(f"  {steps['added_us_best']:.1f} us between the best stretches; with --guards {steps['guards_added_us']:.1f} us")
     spread = f"{min(plain):.2f} .. {max(plain):.2f}"
+    print(f"  {steps['callback_us']:.1f} us of it is the callback at the step's end, called by itself")
     print(f"compiling, processor seconds over {options.runs} runs: plain median {statistics.median(plain):.2f} s ({spread})")
     for name, figures in percent.items():
         print(f"  {name:17} {figures['median']:+.1f}%  ({figures['min']:+.1f} .. {figures['max']:+.1f}), {figures['ms_a_compile']:+.1f} ms a compile")

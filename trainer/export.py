@@ -132,11 +132,10 @@ def _write(plain: nn.Module, tensors: Iterator[tuple[str, Tensor]], assets: Path
     shutil.rmtree(beside, ignore_errors=True)
     scratch = beside / "scratch"
     scratch.mkdir(parents=True)
-    shapes = plain.state_dict()
+    shapes, tied = plain.state_dict(), _tied_names(plain)
     mapped = {name: _on_disk(value, shapes[name].dtype, scratch / f"{number:06d}") for number, (name, value) in enumerate(tensors)}
     problems = plain.load_state_dict(mapped, assign=True, strict=False)
-    # A tied weight is there under its first name only.
-    missing = [name for name in problems.missing_keys if name not in _tied_names(plain)]
+    missing = [name for name in problems.missing_keys if name not in tied]
     assert not missing and not problems.unexpected_keys, (missing, problems.unexpected_keys)
     plain.tie_weights()
     if (assets / "generation_config.json").exists():

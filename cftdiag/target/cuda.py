@@ -181,6 +181,8 @@ def patches(spec: Device, on_code: Callable[[Any, str], None] | None = None) -> 
         *(Patch(point=f"torch.cuda:{name}", new=value) for name, value in _answers(spec).items()),
         Patch(point="torch.version:cuda", new=torch.version.cuda or "13.0"),
         Patch(point="torch._subclasses.fake_tensor:FakeTensorMode.avoid_device_init", new=property(lambda self: True)),
+        # torch 2.11 puts a tensor on a device that says it is available
+        Patch(point="torch._subclasses.fake_tensor:init_gpu_context", new=lambda device: None, required=False),
         Patch(point="torch._inductor.graph:GraphLowering._compile_to_module", new=keep_code(on_code), parameters=("self",)),
         # it hashes the whole of Triton, for caches that are off
         Patch(point="torch._inductor.codecache:CacheBase.get_system", new=staticmethod(lambda: system), required=False),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -54,12 +55,23 @@ def run(request: Mapping[str, Any], progress: Callable[[str], None] = lambda tex
                         result: dict[str, Any] = message["result"]
                         return result
             log.seek(0)
-            last = (log.read().decode(errors="replace").strip().splitlines() or [f"exit status {child.wait()}"])[-1]
-            raise EnvironmentUnfit(f"lowering ended without a result ({last}); run again with --debug, or report it")
+            said = log.read().decode(errors="replace").strip()
+            raise EnvironmentUnfit(f"lowering ended without a result ({_error(said) or f'exit status {child.wait()}'}); report it") from _Child(said)
         finally:
             child.kill()
             child.wait()
             shutil.rmtree(scratch, ignore_errors=True)
+
+
+class _Child(RuntimeError):
+    """What a child wrote before it died; --debug shows it."""
+
+
+def _error(log: str) -> str:
+    """The line of the last exception in a traceback, which torch lets advice follow, else the last line."""
+    lines = [line for line in log.splitlines() if line.strip()]
+    raised = [line for line in lines if re.match(r"[\w.]*(?:Error|Exception|Failed|Unsupported)\b", line)]
+    return " ".join((raised or lines or [""])[-1].split())[:300]
 
 
 def kernels(

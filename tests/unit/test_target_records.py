@@ -7,6 +7,7 @@ import pytest
 
 from cftdiag.findings import Where
 from cftdiag.target import render
+from cftdiag.target.job import _error
 from cftdiag.target.code_findings import code_findings
 from cftdiag.target.records import Extern, Kernel, Lowered, Split
 from cftdiag.target.regimes import body, changes
@@ -121,3 +122,15 @@ def test_the_table_says_what_a_kernel_moves_and_needs():
     row = next(line for line in text.splitlines() if line.strip().startswith("triton_poi_fused_add_0  "))
     assert row.split() == ["triton_poi_fused_add_0", "2", "4.00", "2.0", "0.50", "0.8", "memory", "24-168", "0", "0-1024", "128", "2"]
     assert "forward 0/0  s0=512, 2 MB of buffers at the peak" in text
+
+
+def test_a_child_that_died_is_told_by_its_exception_not_by_torchs_advice():
+    log = """Traceback (most recent call last):
+  File "x.py", line 1, in f
+torch._dynamo.exc.BackendCompilerFailed: backend='compile_graph' raised:
+RuntimeError: Found no NVIDIA driver on your system.
+
+Set TORCHDYNAMO_VERBOSE=1 for the internal stack trace
+"""
+    assert _error(log) == "RuntimeError: Found no NVIDIA driver on your system."
+    assert _error("Segmentation fault\n\n") == "Segmentation fault" and _error("") == ""

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence, Set
 
 _RECORD = re.compile(r"^(?:\[rank\d+\]:)?[VDIWE]\d+ \S+ \d+ \S+ (\[\S+\]) \[__(recompiles|guards)\] ?(.*)")
 #: What differs between any two processes: addresses, object ids, timings.
-_NOISE = ((re.compile(r"0x[0-9a-f]+|\b\d{9,}\b"), "ADDR"), (re.compile(r"latency = \S+ us"), "latency"))
+_NOISE = ((re.compile(r"0x[0-9a-f]+|(?<!\d)\d{9,}"), "ADDR"), (re.compile(r"latency = \S+ us"), "latency"))
 
 #: Who asked for a guard on a size, at the end of its line.
 _ASKED = re.compile(r"\s+# \(_inductor/\S+ in (\w+)\)$")

@@ -7,8 +7,8 @@ import pytest
 
 from cftdiag.findings import Where
 from cftdiag.target import render
-from cftdiag.target.job import _error
 from cftdiag.target.code_findings import code_findings
+from cftdiag.target.job import _error
 from cftdiag.target.records import Extern, Kernel, Lowered, Split
 from cftdiag.target.regimes import body, changes
 from cftdiag.target.sass import Usage

@@ -22,6 +22,9 @@ def test_a_log_is_read_by_step_and_compile():
 
 def test_addresses_and_timings_are_no_difference():
     assert differences(parse(LOG), parse(LOG.replace("140234567890123", "139999999999999").replace("11.2", "99.9").replace("14936", "7"))) == []
+    named = LOG + "V1130 13:02:55.687000 14936 torch/_dynamo/guards.py:5396] [0/0] [__guards] | +- LAMBDA_GUARD: G['_140079421034064_c1'].Tensor\n"
+    assert differences(parse(named), parse(named.replace("140079421034064", "140147028610560"))) == []
+    assert differences(parse(named), parse(named.replace("_c1", "_c2"))) != []
 
 
 def test_a_bound_a_step_and_a_compile_are():

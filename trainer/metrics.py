@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from pathlib import Path
@@ -21,6 +22,7 @@ class Metrics:
     def __init__(self, path: Path, *, total: int, enabled: bool, append: bool = False) -> None:
         self._enabled = enabled
         self._total = total
+        self._full = False
         self._progress: Any = None
         if enabled:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -43,7 +45,8 @@ class Metrics:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         if self._enabled:
             self._progress.stop()
-            self._file.close()
+            with contextlib.suppress(OSError):
+                self._file.close()
 
     def say(self, text: str) -> None:
         """One line on the console, above the progress bar."""
@@ -57,12 +60,21 @@ class Metrics:
         """One step's line, to the file at once and to the display."""
         if not self._enabled:
             return
-        self._file.write(json.dumps(record) + "\n")
-        self._file.flush()
+        self._put(json.dumps(record) + "\n")
         text = summary(record)
         if self._progress.disable:
             print(text, file=sys.stderr, flush=True)
         self._progress.update(self._task, completed=record["step"], description=text)
+
+    def _put(self, line: str) -> None:
+        # A full disk may get room again, and until then the line waits in the file's buffer: training goes on.
+        try:
+            self._file.write(line)
+            self._file.flush()
+        except OSError as error:
+            if not self._full:
+                self.say(f"warning: metrics.jsonl: {error.strerror or error}; lines may be missing")
+            self._full = True
 
 
 def summary(record: dict[str, Any]) -> str:

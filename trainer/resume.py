@@ -59,7 +59,7 @@ def check(state: State, config: TrainConfig, data: Data, *, world: int) -> list[
     if state.step > len(data.steps):
         raise ValueError(f"the checkpoint is at step {state.step}, this run ends at {len(data.steps)}; give more steps or an earlier checkpoint")
     other = sorted(name for name, value in state.config.items() if name in values and name not in _FREE and value != values[name])
-    notes = [f"continues with another {', '.join(other)}: losses are not bit for bit those of an uninterrupted run"] if other else []
+    notes = [f"continues with another {', '.join(other)}: losses may not be bit for bit those of an uninterrupted run"] if other else []
     if state.world != world:
         notes.append(f"written by {state.world} ranks, continued by {world}: the same samples, other orders of summation, other dropout")
     return notes

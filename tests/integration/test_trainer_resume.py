@@ -18,6 +18,8 @@ from typing import Any
 
 import pytest
 
+from trainer.checkpoints.layout import read_state, resolve
+
 ROOT = Path(__file__).resolve().parents[2]
 METHODS = {"full": {}, "osft": {"osft": True}}
 MODES = {"eager": {}, "compiled": {"compile_model": True, "compile_backend": "eager"}}
@@ -205,9 +207,26 @@ def test_a_full_disk_costs_the_checkpoint_and_not_the_run(lab: Lab, first: str) 
     assert not list((lab.out("full-disk") / "checkpoints").glob("*.partial"))
 
 
-def test_the_newest_of_an_epoch_and_the_best_are_kept(lab: Lab, first: str) -> None:
-    from trainer.checkpoints.layout import read_state
+def test_a_disk_without_room_leaves_the_checkpoint_before(lab: Lab, tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["unshare", "-Urm", "sh", "-c", f'mount -t tmpfs -o size=1200k tmpfs {disk} && eval "$0"']
+    if subprocess.run([*mount, "true"], capture_output=True).returncode:
+        pytest.skip("no right to mount a file system here")
+    file = tmp_path / "run.yaml"
+    file.write_text(json.dumps({**lab.config("full-eager", "x", max_steps=6, checkpoint_best=False), "output_dir": str(disk / "out")}))
+    # Room for one checkpoint of half a megabyte, not for two.
+    script = f"head -c 500000 /dev/zero > {disk}/fill; {sys.executable} -m trainer --config {file}; code=$?; cp -a {disk}/out {tmp_path}; exit $code"
+    done = subprocess.run([*mount, script], cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=300)
+    assert done.returncode == 2, done.stderr
+    assert "error: the last checkpoint could not be written: rank 0: " in done.stderr
+    assert "No space left" in done.stderr or "is the disk full?" in done.stderr, "torch's writer does not always pass the reason on"
+    assert len(metrics(tmp_path / "out")) == 6, "training went on"
+    assert resolve("auto", tmp_path / "out" / "checkpoints") == tmp_path / "out" / "checkpoints" / "step-00000003"
+    assert not list((tmp_path / "out" / "checkpoints").glob("*.partial"))
 
+
+def test_the_newest_of_an_epoch_and_the_best_are_kept(lab: Lab, first: str) -> None:
     directory = lab.out("whole-full-eager") / "checkpoints"
     by_epoch = list(range(EPOCH, TOTAL + 1, EPOCH))
     best = min(metrics(lab.out("whole-full-eager")), key=lambda record: record.get("val_loss", 1e9))["step"]

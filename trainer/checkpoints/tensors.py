@@ -108,5 +108,11 @@ def one_line(error: BaseException) -> str:
     if isinstance(error, CheckpointException) and error.failures:
         rank, failure = next(iter(sorted(error.failures.items())))
         cause = failure[0] if isinstance(failure, tuple) else failure
-        return f"rank {rank}: {type(cause).__name__}: {str(cause).splitlines()[0] if str(cause) else ''}"
-    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        return f"rank {rank}: {_first_line(cause)}"
+    return _first_line(error)
+
+
+def _first_line(error: BaseException) -> str:
+    text = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+    # What torch's writer of tensors says of a file that ends early.
+    return f"{text} (is the disk full?)" if "inline_container" in text else text

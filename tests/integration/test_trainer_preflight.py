@@ -53,7 +53,7 @@ BLOCKS = ["model.layers.0", "model.layers.1"]
         ({"osft": True, "compile_scope": "block+loss"}, [*BLOCKS, "cross_entropy"], True),
         ({"compile_scope": "block", "dynamic": "auto", "ac": "full", "compile_backend": "eager"}, BLOCKS, False),
         ({"compile_scope": "model", "ac": "full", "compile_backend": "eager"}, ["model"], True),
-        ({"compile_scope": "model+loss"}, ["step"], True),
+        ({"compile_scope": "model+loss", "compile_backend": "eager"}, ["step"], True),
     ],
     ids=["block+loss", "block-auto", "model", "model+loss"],
 )
@@ -71,6 +71,14 @@ def test_the_check_says_what_the_run_does(
     assert report["verdict"] == ("viable" if viable else "viable_with_recompiles")
     assert report["compiles"][0]["length"] == ran[0]["lengths"][0][0]
     assert (report["subject"]["ac"], report["subject"]["compile_scope"]) == (config.ac, config.scope)
+
+
+def test_flex_attention_is_checked_where_it_cannot_be_trained(tiny: Path, tmp_path: Path) -> None:
+    config = _config(tiny, tmp_path, attn="flex_attention", compile_model=True, compile_backend="eager")
+    report = check(config, world=1, verify=False).to_dict()
+    assert report["verdict"] == "viable" and len(report["compiles"]) == 1, "three lengths, one graph"
+    with pytest.raises(ValueError, match="flex_attention has no backward on a CPU"):
+        trainer.run_training(config)
 
 
 def _with_config(tiny: Path, directory: Path, **values: Any) -> Path:

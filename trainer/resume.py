@@ -24,8 +24,9 @@ _FIXED = ("osft", "lora", "lora_rank", "lora_alpha", "train_dtype", "batch_size"
 """What a checkpoint cannot be continued with otherwise: another model, or another order of the samples."""
 _FREE = frozenset(
     (*_FIXED, "output_dir", "checkpoint_every", "checkpoint_epochs", "checkpoint_best", "keep_checkpoints", "resume", "export", "save_dtype")
-    + ("num_workers", "streaming", "compile_cache", "compile_plan", "preflight", "config", "model_name_or_path", "data_path", "validation_path")
-    + ("random_init", "osft_transient_mb", "osft_leak_every", "osft_upcast_dtype", "osft_ranks", "osft_unfreeze_rank_ratio")
+    + ("num_workers", "streaming", "compile_cache", "compile_plan", "preflight", "model_name_or_path", "data_path", "validation_path")
+    + ("random_init", "osft_leak_every", "osft_upcast_dtype", "osft_ranks", "osft_unfreeze_rank_ratio", "osft_redecompose")
+    + ("tracker", "profile_steps", "validate_every")
 )  # fmt: skip
 """What may be another without changing a loss, or is looked at elsewhere."""
 

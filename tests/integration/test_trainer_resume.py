@@ -85,13 +85,15 @@ class Lab:
         }  # fmt: skip
 
     def kill(self, program: str, at: int, after: float) -> None:
-        """Train by the command line, and end all processes at once ``after`` seconds after the line of step ``at``."""
+        """Train by the command line, and end all processes at once, ``after`` seconds after step ``at`` and the first epoch's checkpoint are there."""
         out = self.out(f"killed-{program}")
         file = self.directory / f"{program}.yaml"
         file.write_text(json.dumps({key: value for key, value in self.config(program, out.name).items() if value is not None}))
         with open(self.directory / f"{program}.log", "w") as log:
             process = subprocess.Popen(torchrun("-m", "trainer", "--config", str(file)), cwd=ROOT, env=environment(), stderr=log)
             wait_for(out, at, process)
+            while not (out / "checkpoints" / f"step-{EPOCH:08d}").exists():
+                time.sleep(0.005)
             time.sleep(after)
             # The workers are sessions of their own and would outlive torchrun.
             for pid in [*children(process.pid), process.pid]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from trainer import resume
 from trainer.checkpoints.layout import Best, State, commit, prepare, read_state, resolve, truncate_metrics
+from trainer.config import TrainConfig
 
 
 def write(directory: Path, step: int, *, keep: int = 9, kinds: tuple[str, ...] = ("step",), best: Best | None = None) -> Path:
@@ -112,3 +115,7 @@ def test_what_fails_before_it_has_its_name_is_not_found(tmp_path: Path) -> None:
         commit(partial, state, keep=9)  # it lacks hf/
     assert (partial / "state.json").exists(), "it failed late"
     assert resolve("auto", tmp_path) == tmp_path / "step-00000001" == (tmp_path / "last").resolve()
+
+
+def test_options_that_are_compared_are_options() -> None:
+    assert {field.name for field in dataclasses.fields(TrainConfig)} >= resume._FREE

@@ -58,7 +58,8 @@ class RunResult:
 def run(config: TrainConfig) -> RunResult:
     """Train as ``config`` says, on every rank of the process group (one is made from torchrun's environment, or for this process alone).
 
-    Raises ``ValueError`` for a user's mistake and :class:`FloatingPointError` for a loss that is not finite; checkpoints written before stay.
+    SIGTERM and SIGUSR1 end it after the step, with a checkpoint. Raises ``ValueError`` for a user's mistake and for a last checkpoint that could not
+    be written, :class:`FloatingPointError` for a loss that is not finite; checkpoints written before stay.
     """
     out = Path(config.output_dir)
     require(config.tracker)
@@ -164,6 +165,7 @@ class _Trainer:
         self.optimizer, self.out, self.ranks = optimizer, out, ranks
         self.stepper = Stepper(program, optimizer, config)
         self.compiles = resume.Compiles(lambda: sum(program.compiler.graphs.values()))
+        self.fingerprint = resume.fingerprint(data)
         self.flops = flops_per_token(program.model)
         self.peak = peak_flops(ranks.device)
         self.best: Best | None = None
@@ -270,7 +272,7 @@ class _Trainer:
         """Begin to write a checkpoint of this moment. Collective."""
         state = State(
             step=self.step, tokens=self.tokens, world=self.ranks.world, ranks={t.name: t.high for t in self.program.targets},
-            data=resume.fingerprint(self.data), kinds=kinds, best=self.best, config=self.config.to_dict(),
+            data=self.fingerprint, kinds=kinds, best=self.best, config=self.config.to_dict(),
         )  # fmt: skip
         own = RankState(rng=rng.capture(self.ranks.device), compiled=self.compiles.history)
         self.saver.save(collect(self.program.model, self.optimizer), own, state)

@@ -85,7 +85,7 @@ class Lab:
         }  # fmt: skip
 
     def kill(self, program: str, at: int, after: float) -> None:
-        """Train by the command line, and end all processes at once, ``after`` seconds after step ``at`` and the first epoch's checkpoint are there."""
+        """Train by the command line, and end all processes at once, ``after`` seconds after step ``at`` and once the first epoch is kept."""
         out = self.out(f"killed-{program}")
         file = self.directory / f"{program}.yaml"
         file.write_text(json.dumps({key: value for key, value in self.config(program, out.name).items() if value is not None}))

@@ -24,7 +24,7 @@ import torch
 from trainer import demo, patterns
 from trainer.batch import rank_batches
 from trainer.config import TrainConfig
-from trainer.data import open_data
+from trainer.data import open_data, shape_of
 from trainer.distributed import process_group
 from trainer.export import export
 from trainer.model import open_source
@@ -45,7 +45,7 @@ TASKS = ("base", "A", "B")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Point:
-    """Held-out loss (nats per answered token) of each task after some steps of training."""
+    """Held-out loss (nats per answered token: six letters and the end mark) of each task after some steps of training."""
 
     step: int
     loss: dict[str, float]
@@ -129,8 +129,6 @@ def train(config: TrainConfig, held: dict[str, Path], *, every: int, until: tupl
 
 
 def _measure(program: Program, stepper: Stepper, config: TrainConfig, held: dict[str, Path]) -> Callable[[], dict[str, float]]:
-    from trainer.data import shape_of
-
     sets: dict[str, tuple[list[Step], Any]] = {}
     tokenizer = program.source.tokenizer
     for task, path in held.items():
@@ -211,6 +209,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--json", type=Path, help="write every measurement to this file")
     asked = parser.parse_args(arguments)
+    if min(asked.seeds, asked.steps, asked.base_steps) < 1 or not all(0 <= ratio <= 1 for ratio in asked.osft):
+        parser.error("seeds and steps are at least 1, ratios between 0 and 1")
     from transformers.utils import logging
 
     methods = ["full", *(f"osft {ratio:g}" for ratio in asked.osft)]

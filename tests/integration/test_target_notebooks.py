@@ -41,5 +41,6 @@ def test_runs(path, monkeypatch):
     for cell in notebook.cells:
         if cell.cell_type == "code":
             cell.outputs = []
-    nbclient.NotebookClient(notebook, timeout=800, kernel_name="python3", resources={"metadata": {"path": str(FOLDER)}}).execute()
+    resources = {"metadata": {"path": str(FOLDER)}}
+    nbclient.NotebookClient(notebook, timeout=800, kernel_name="python3", coalesce_streams=True, resources=resources).execute()
     assert [[o.output_type for o in outputs(c)] for c in notebook.cells if c.cell_type == "code"] == committed

@@ -9,6 +9,11 @@ from __future__ import annotations
 import importlib.util
 import sys
 import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.gpu.agreement import Row
 
 NEEDED = ("torch", "transformers", "triton")
 
@@ -47,7 +52,7 @@ def main() -> int:
     return 1 if differ else 0
 
 
-def _show(rows: list, started: float) -> None:  # type: ignore[type-arg]
+def _show(rows: Sequence[Row], started: float) -> None:
     for row in rows:
         word = "agrees " if row.agrees else "differs" if row.binding else "open   "
         print(f"{word}  {row.alike:4} of {row.of:4}  {row.what}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +30,10 @@ def regime_figure(forecast: Mapping[str, Any]) -> Any:
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
     regimes = list(forecast.get("regimes") or ())
     place = _Places(points, regimes)
+    shared = set.intersection(*(set(r["bounds"]) for r in regimes)) if len(regimes) > 1 else set()
     for i, regime in enumerate(regimes):
         own = [p for p in points if p[0] == regime["id"]]
-        label = _label(regime) if i < _NAMED else None
+        label = _label(regime, shared) if i < _NAMED else None
         upper.scatter(*place(own, i), s=place.areas(own), color=_COLOURS[i % len(_COLOURS)], alpha=0.75, label=label, linewidths=0)
     eager = [p for p in points if p[0] is None]
     if eager:
@@ -86,8 +87,10 @@ def _title(forecast: Mapping[str, Any], regimes: int) -> str:
     return f"{text}; recompile limit hit at step {limit['step']}" if limit else text
 
 
-def _label(regime: Mapping[str, Any]) -> str:
-    bounds = ", ".join(regime["bounds"]) or "any shape"
+def _label(regime: Mapping[str, Any], shared: Set[str]) -> str:
+    """A regime by its bounds, without those of all regimes, which tell nothing apart."""
+    own = [bound for bound in regime["bounds"] if bound not in shared]
+    bounds = ", ".join(own or regime["bounds"]) or "any shape"
     if len(bounds) > 60:
         bounds = bounds[:57] + "..."
     variants = [v for v in regime.get("variants", ()) if v]

@@ -237,6 +237,9 @@ def test_many_regimes_keep_the_legend_short() -> None:
     points = [[f"r{i}", b, 10 * i + 2, 1] for i, b in itertools.product(range(40), range(1, 3))]
     figure = regime_figure({"points": points, "regimes": regimes, "compiles": 40, "limit_hit": None})
     assert len(figure.legends[0].get_texts()) == 13
+    own = [{**one, "id": f"r{i}", "bounds": ["B >= 2", f"S % {i} == 0"]} for i in (8, 16)]
+    figure = regime_figure({"points": [["r8", 2, 8, 1], ["r16", 2, 32, 1]], "regimes": own, "compiles": 2, "limit_hit": None})
+    assert [t.get_text().split(" - ")[0] for t in figure.legends[0].get_texts()][:2] == ["r8: S % 8 == 0", "r16: S % 16 == 0"]
 
 
 def test_nothing_here_imports_torch(run_python) -> None:  # type: ignore[no-untyped-def]

@@ -58,7 +58,7 @@ gpu:  ## on a machine with a GPU: hold predictions for it against it, kernels, r
 	$(GPU_PYTHON) -m tests.gpu
 
 notebooks: $(STAMP)  ## run the notebooks again and keep what they print and draw
-	$(BIN)/jupyter execute --inplace --NotebookClient.record_timing=False --NotebookClient.coalesce_streams=True notebooks/*.ipynb
+	PYTHONPATH=$(CURDIR) $(BIN)/python -m tests.notebooks
 
 docs: $(STAMP)  ## write the pages of the causes and the table of proved remedies
 	$(BIN)/python -m cftdiag.diagnose.pages docs/causes

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 nbformat = pytest.importorskip("nbformat")
-nbclient = pytest.importorskip("nbclient")
+pytest.importorskip("nbclient")
 
 FOLDER = Path(__file__).resolve().parents[2] / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
@@ -35,12 +35,8 @@ def test_committed_with_outputs_and_without_traces_of_a_machine(path):
 @pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
 def test_runs(path, monkeypatch):
+    from tests.notebooks import execute
+
     monkeypatch.setenv("PYTHONPATH", str(FOLDER.parent))
-    notebook = nbformat.read(path, as_version=4)
-    committed = [[o.output_type for o in outputs(c)] for c in notebook.cells if c.cell_type == "code"]
-    for cell in notebook.cells:
-        if cell.cell_type == "code":
-            cell.outputs = []
-    resources = {"metadata": {"path": str(FOLDER)}}
-    nbclient.NotebookClient(notebook, timeout=800, kernel_name="python3", coalesce_streams=True, resources=resources).execute()
-    assert [[o.output_type for o in outputs(c)] for c in notebook.cells if c.cell_type == "code"] == committed
+    committed, fresh = ([c for c in nb.cells if c.cell_type == "code"] for nb in (nbformat.read(path, as_version=4), execute(path)))
+    assert [[o.output_type for o in outputs(c)] for c in fresh] == [[o.output_type for o in outputs(c)] for c in committed]

@@ -27,7 +27,7 @@ from cftdiag.check.errors import EnvironmentUnfit, InputError, one_line
 from cftdiag.check.options import CheckOptions
 from cftdiag.check.prepare import batch_of_shape, blocks_of, prepare
 from cftdiag.check.process import Send
-from cftdiag.check.program import DepthNotReached, block_groups, wrap_blocks
+from cftdiag.check.program import DepthNotReached, block_groups, stacks, strip_wrappers, wrap_blocks
 from cftdiag.check.subject import Subject
 from cftdiag.check.watching import Watch, compiles_seen, is_checkpoint_failure, is_compile_failure
 
@@ -246,6 +246,7 @@ class _Pass:
                     for i, (fqn, module) in enumerate(self.blocks)
                 ],
                 "steps": [{"step": i + 1, "batch_size": b, "length": n} for i, (b, n) in enumerate(self.prepared.shapes)],
+                "stacks": [strip_wrappers(f"{fqn}.*") for fqn, _ in stacks(model) if fqn],
                 "limit": self.limit,
                 "config_sha": self.config_sha(),
                 "build_seconds": self.build_seconds,

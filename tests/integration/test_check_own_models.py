@@ -79,3 +79,55 @@ def test_build_may_ask_for_a_kernel_that_is_not_installed(tmp_path, attention):
     report = run_check(CheckOptions(model=f"{path}:{attention}", verify=False))
     assert report.verdict in ("viable", "viable_with_recompiles"), report.findings
     assert [b.fullgraph for b in report.blocks] == [True, True]
+
+
+TWO_STACKS = """
+import torch
+from torch import nn
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return x + self.linear(x)
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.unused = nn.ModuleList(Block() for _ in range(4))
+        self.used = nn.ModuleList(Block() for _ in range(2))
+
+    def forward(self, x):
+        for block in self.used:
+            x = block(x)
+        return x
+
+class Idle(Model):
+    def forward(self, x):
+        return self.used[0].linear(x)
+
+def build():
+    return Model(), [{"x": torch.randn(2, n, 8, requires_grad=True)} for n in (5, 7)]
+
+def idle():
+    return Idle(), [{"x": torch.randn(2, 5, 8, requires_grad=True)}]
+"""
+
+
+def test_the_stack_that_the_step_calls_is_checked(tmp_path):
+    path = tmp_path / "two.py"
+    path.write_text(TWO_STACKS)
+    report = run_check(CheckOptions(model=str(path), dynamic="true", verify=False))
+    assert [b.fqn for b in report.blocks] == ["used.0", "used.1"]
+    assert report.verdict == "viable"
+    assert any("calls no block of unused.*, so used.* was checked" in note for note in report.undetermined)
+
+
+def test_without_a_stack_that_is_called_the_longest_is_told(tmp_path):
+    path = tmp_path / "two.py"
+    path.write_text(TWO_STACKS)
+    report = run_check(CheckOptions(model=f"{path}:idle", verify=False))
+    assert [b.fqn for b in report.blocks] == [f"unused.{i}" for i in range(4)]
+    assert [f.cause for f in report.findings] == ["compiled_region_not_reached"]

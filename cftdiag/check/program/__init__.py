@@ -1,7 +1,7 @@
 """The program that is checked: model, blocks, batches and training step, built without weights."""
 
 from cftdiag.check.program.batches import DEFAULT_LENGTHS, Batch, make_batches, max_positions
-from cftdiag.check.program.blocks import BlockGroup, block_groups, find_blocks, strip_wrappers
+from cftdiag.check.program.blocks import BlockGroup, block_groups, find_blocks, stacks, strip_wrappers
 from cftdiag.check.program.config import ATTENTION, count_parameters, load_config, supported_attention
 from cftdiag.check.program.errors import DepthNotReached
 from cftdiag.check.program.layers import auto_layers, select_layers, truncate
@@ -30,6 +30,7 @@ __all__ = [
     "make_batches",
     "max_positions",
     "select_layers",
+    "stacks",
     "strip_wrappers",
     "supported_attention",
     "truncate",

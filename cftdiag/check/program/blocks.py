@@ -47,13 +47,19 @@ def find_blocks(model: torch.nn.Module, globs: Sequence[str] | None = None) -> B
     names = {strip_wrappers(fqn): module for fqn, module in model.named_modules() if fqn}
     if globs:
         return _matching(names, globs)
-    lists = [(fqn, module) for fqn, module in model.named_modules() if isinstance(module, torch.nn.ModuleList) and len(module)]
-    if not lists:
+    found = stacks(model)
+    if not found:
         raise ValueError(f"{type(model).__name__} has no ModuleList to take blocks from; name its blocks with --blocks GLOB")
+    fqn, longest = found[0]
+    return [(strip_wrappers(f"{fqn}.{i}" if fqn else str(i)), block) for i, block in enumerate(longest)]
+
+
+def stacks(model: torch.nn.Module) -> list[tuple[str, torch.nn.ModuleList]]:
+    """(name, list) of the outermost ``ModuleList`` modules, the longest first."""
+    lists = [(fqn, module) for fqn, module in model.named_modules() if isinstance(module, torch.nn.ModuleList) and len(module)]
     # a stack inside another stack's block (the experts of a mixture) is part of that block, however long it is
     outer = [(fqn, found) for fqn, found in lists if not any(fqn.startswith(f"{other}.") for other, _ in lists)]
-    fqn, longest = max(outer, key=lambda item: len(item[1]))
-    return [(strip_wrappers(f"{fqn}.{i}" if fqn else str(i)), block) for i, block in enumerate(longest)]
+    return sorted(outer, key=lambda item: -len(item[1]))
 
 
 def _matching(names: Mapping[str, torch.nn.Module], globs: Sequence[str]) -> Blocks:

@@ -254,7 +254,7 @@ def _hub_config(name: str, trust_remote_code: bool) -> Any:
         raise InputError(f"{name}: its owner gives access on request; ask for it on the hub and log in with `hf auth login`; {hint}") from error
     except RepositoryNotFoundError as error:
         raise InputError(f"{name}: the hub has no such model, or a private one (`hf auth login`); {hint}") from error
-    except Exception as error:  # no network, a proxy, HF_HUB_OFFLINE, a hub that is down: the cache may still have it
+    except Exception as error:  # noqa: BLE001 - no network, a proxy, HF_HUB_OFFLINE, a hub that is down: the cache may still have it
         unreachable = one_line(error)
     try:
         return AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code, local_files_only=unreachable is not None)

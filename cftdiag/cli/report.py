@@ -51,6 +51,10 @@ def report(path: str, quiet: bool, json_path: str | None, eager: str | None, **p
         run_view.show(run, quiet=quiet)
     elif not streams:
         terminal.show(data, quiet=quiet)
+    if not quiet:
+        for target in asked.values():
+            if target not in (None, "-"):
+                click.echo(f"wrote {target}", err=True)
     return 0
 
 

@@ -151,13 +151,17 @@ def test_the_verb_writes_every_form(tmp_path: Path, capsys: pytest.CaptureFixtur
     source = tmp_path / "check.json"
     source.write_text(json.dumps(not_viable()))
     forms = {"--html": "out.html", "--markdown": "out.md", "--sarif": "out.sarif", "--junit": "out.xml", "--json": "out.json"}
-    args = ["report", str(source), "-q"]
+    args = ["report", str(source)]
     for flag, name in forms.items():
         args += [flag, str(tmp_path / name)]
     assert run(args) == 0
-    assert capsys.readouterr().out.startswith("not viable")
+    captured = capsys.readouterr()
+    assert "not viable" in captured.out
+    assert sorted(captured.err.splitlines()) == sorted(f"wrote {tmp_path / name}" for name in forms.values())
     for name in forms.values():
         assert (tmp_path / name).stat().st_size > 500
+    assert run([*args, "-q"]) == 0
+    assert capsys.readouterr().err == ""
     assert run(["report", str(source), "--markdown", "-"]) == 0
     assert capsys.readouterr().out == markdown.render(not_viable())
 

@@ -52,6 +52,14 @@ def run(config, attn, *, backend=fast_forward, fullgraph=True, lengths=(150, 170
     return model
 
 
+def test_a_model_file_that_imports_the_kernels_call_only_with_a_kernel_gets_it():
+    falcon = {"model_type": "falcon", "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": 90, "alibi": False}
+    model = build_model(falcon, attn="flash_attention_2")
+    [batch] = make_batches(model.config, lengths=(30,), model=model)
+    with SkipMode():
+        assert model(**batch.kwargs).loss.shape == ()
+
+
 def test_flash_attention_breaks_at_the_packed_sequence_test():
     with pytest.raises(dynamo.exc.Unsupported, match="_is_packed_sequence"):
         run(TINY, "flash_attention_2", lengths=(30,))

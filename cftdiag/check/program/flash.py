@@ -7,6 +7,7 @@ signature which arguments to pass. Kernels that are installed are left alone.
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
@@ -100,6 +101,13 @@ def _register(implementation: str) -> None:
         ALL_MASK_ATTENTION_FUNCTIONS.register(implementation, ALL_MASK_ATTENTION_FUNCTIONS["flash_attention_2"])
 
 
+def _import_where_left_out() -> None:
+    """Some model files import the call of the kernels only where one is installed; those loaded before the stand-ins came get it now."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith("transformers.models.") and "is_flash_attn_available" in vars(module):
+            vars(module).setdefault("_flash_attention_forward", utils._flash_attention_forward)
+
+
 @contextlib.contextmanager
 def stand_ins() -> Iterator[None]:
     """Inside, transformers finds flash-attention 2 and 3 kernels: the installed ones, else stand-ins.
@@ -117,6 +125,9 @@ def stand_ins() -> Iterator[None]:
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(utils, "_lazy_imports", lazy_imports))
+        if hasattr(utils, "is_flash_attn_available"):
+            stack.enter_context(mock.patch.object(utils, "is_flash_attn_available", lambda **_: True))
+        _import_where_left_out()
         for n in (2, 3):
             if not installed[f"flash_attention_{n}"]:
                 found = {"general_availability_check": lambda *_, **__: True, "supported_devices": ((lambda: True, "cuda"),)}

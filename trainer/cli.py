@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from trainer.config import TrainConfig, read_yaml
+from trainer.config import EXIT_INTERRUPTED, TrainConfig, read_yaml
 
 
 class _Parser(argparse.ArgumentParser):
@@ -41,8 +41,7 @@ def _add(parser: argparse.ArgumentParser, field: dataclasses.Field[Any]) -> None
     if kind == "bool":
         parser.add_argument(flag, action=argparse.BooleanOptionalAction, **options)
     elif kind.startswith("tuple"):
-        inner: Any = int if "int" in kind else str
-        parser.add_argument(flag, metavar="A,B", action="extend", type=lambda text: tuple(inner(part) for part in text.split(",") if part), **options)
+        parser.add_argument(flag, metavar="A,B", action="extend", type=_integers if "int" in kind else _texts, **options)
     else:
         types: dict[str, Any] = {"int": int, "float": float, "str": str}
         choices = field.metadata["choices"]
@@ -51,8 +50,19 @@ def _add(parser: argparse.ArgumentParser, field: dataclasses.Field[Any]) -> None
         parser.add_argument(flag, type=types[kind.removesuffix(" | None")], metavar=metavar, **options)
 
 
+def _texts(text: str) -> tuple[str, ...]:
+    return tuple(part for part in text.split(",") if part)
+
+
+def _integers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(map(int, _texts(text)))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of integers such as 512,1024") from None
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run; the exit code is 0, 2 for a user's mistake, or 85 after a signal and its checkpoint."""
+    """Run; the exit code is 0, 2 for a user's mistake, 85 after a signal and its checkpoint, or 130 after Ctrl-C."""
     debug = False
     try:
         config, debug = parse(sys.argv[1:] if arguments is None else arguments)
@@ -61,10 +71,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         if run(config).stopped:
             return EXIT_STOPPED
-    except (ValueError, FloatingPointError) as error:
+    except (ValueError, FloatingPointError, OSError) as error:
         if debug:
             raise
         _fail(str(error))
+    except KeyboardInterrupt:
+        if os.environ.get("RANK", "0") == "0":
+            print("error: interrupted; checkpoints written before are kept, continue with --resume auto", file=sys.stderr, flush=True)
+        return EXIT_INTERRUPTED
     return 0
 
 

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+EXIT_INTERRUPTED = 130
+"""Exit code of the trainer's programs after Ctrl-C, as shells have it."""
+
 SCOPES = ("none", "block", "loss", "block+loss", "model", "model+loss")
 TRACKERS = ("tensorboard", "wandb", "mlflow")
 DTYPES = ("float32", "bfloat16", "float16", "float64")
+_NOT_NEGATIVE = (
+    *("checkpoint_every", "validate_every", "osft_leak_every", "num_workers", "warmup_steps"),
+    *("learning_rate", "weight_decay", "max_grad_norm", "min_lr_ratio", "eps", "lora_alpha"),
+)
 SHORT_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp64": "float64"}
 
 
@@ -128,6 +136,11 @@ class TrainConfig:
             raise ValueError(f"tracker must be one of {', '.join(TRACKERS)}, not {unknown[0]!r}")
         if self.profile_steps is not None:
             profile_range(self.profile_steps)
+        for name in _NOT_NEGATIVE:
+            if (value := getattr(self, name)) is not None and not 0 <= value < math.inf:
+                raise ValueError(f"{_flag(name)} must be 0 or more, not {value}")
+        if abs(self.seed) >= 2**32:
+            raise ValueError(f"seed must be below 2**32, not {self.seed}")
         for name in ("max_epochs", "max_steps", "max_tokens"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{_flag(name)} must be at least 1, not {getattr(self, name)}")

@@ -11,6 +11,7 @@ import argparse
 import dataclasses
 import itertools
 import json
+import math
 import statistics
 import sys
 import tempfile
@@ -193,6 +194,16 @@ def render(table: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def _ratios(text: str) -> list[float]:
+    try:
+        ratios = [float(part) for part in text.split(",")]
+    except ValueError:
+        ratios = [-1.0]
+    if not all(0 <= ratio <= 1 for ratio in ratios):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of shares between 0 and 1 such as 0.25,0.5")
+    return ratios
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run all seeds and print the table."""
     parser = argparse.ArgumentParser(prog="python -m trainer.continual", description=(__doc__ or "").partition("\n\n")[0])
@@ -202,15 +213,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--learning-rate", type=float, default=1e-3, help="of both tasks and all methods (default: 1e-3)")
     parser.add_argument(
         "--osft",
-        type=lambda text: [float(part) for part in text.split(",")],
+        type=_ratios,
         default=[0.25, 0.5],
         metavar="R,R",
         help="unfreeze rank ratios (default: 0.25,0.5)",
     )
     parser.add_argument("--json", type=Path, help="write every measurement to this file")
     asked = parser.parse_args(arguments)
-    if min(asked.seeds, asked.steps, asked.base_steps) < 1 or not all(0 <= ratio <= 1 for ratio in asked.osft):
-        parser.error("seeds and steps are at least 1, ratios between 0 and 1")
+    if min(asked.seeds, asked.steps, asked.base_steps) < 1:
+        parser.error("--seeds, --steps and --base-steps are at least 1")
+    if not 0 < asked.learning_rate < math.inf:
+        parser.error(f"--learning-rate is a positive number, not {asked.learning_rate}")
+    if asked.json:
+        try:
+            asked.json.touch()  # before an hour of work
+        except OSError as error:
+            parser.error(f"cannot write {asked.json}: {error.strerror or error}")
     from transformers.utils import logging
 
     methods = ["full", *(f"osft {ratio:g}" for ratio in asked.osft)]

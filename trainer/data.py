@@ -53,6 +53,8 @@ def open_data(config: TrainConfig, tokenizer: Any, *, vocabulary: int, world: in
         if not 0 < held < len(order):
             raise ValueError(f"validation-split {config.validation_split} of {len(order)} samples leaves one of the two sets empty")
         train, validation = Subset(everything, sorted(order[held:])), Subset(everything, sorted(order[:held]))
+    if validation is not None and not any(sample.loss_tokens for sample in validation.samples):
+        raise ValueError("no sample of the validation set has a token to predict: every label is masked")
     shape = shape_of(config, world)
     return Data(
         train=train,

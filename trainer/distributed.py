@@ -7,6 +7,7 @@ import dataclasses
 import os
 import tempfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TypeVar
 
 import torch
@@ -53,7 +54,7 @@ def process_group(device: str) -> Iterator[Ranks]:
 
 
 def on_rank_zero(make: Callable[[], Value]) -> Value | None:
-    """What ``make()`` returns on rank 0, None on the others; a ``ValueError`` of rank 0 is raised on all. Collective.
+    """What ``make()`` returns on rank 0, None on the others; a ``ValueError`` or ``OSError`` of rank 0 is a ``ValueError`` on all. Collective.
 
     Without it the others would wait for a rank that has left, and each would end with a traceback of its own.
     """
@@ -62,9 +63,18 @@ def on_rank_zero(make: Callable[[], Value]) -> Value | None:
     if dist.get_rank() == 0:
         try:
             value = make()
-        except ValueError as error:
+        except (ValueError, OSError) as error:
             message = [str(error)]
     dist.broadcast_object_list(message, src=0)
     if message[0] is not None:
         raise ValueError(message[0])
     return value
+
+
+def require_writable(directory: Path) -> None:
+    """Make ``directory`` where it is missing; raises ``ValueError`` when nothing can be written into it."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=directory).close()
+    except OSError as error:
+        raise ValueError(f"cannot write into {directory} ({error.strerror or error}); give another --output-dir") from error

@@ -25,7 +25,7 @@ from torch.distributed.tensor import DTensor
 
 from trainer.checkpoints.layout import HF, PARTIAL, PLAN, read_state
 from trainer.checkpoints.tensors import read, read_metadata
-from trainer.config import DTYPES, SHORT_DTYPES
+from trainer.config import DTYPES, EXIT_INTERRUPTED, SHORT_DTYPES
 from trainer.lora import LoRALinear, merged
 from trainer.model import Source, build_meta, dtype_of
 from trainer.osft.linear import FACTORS, compose
@@ -50,8 +50,7 @@ def export(model: nn.Module, source: Source, directory: Path, *, dtype: torch.dt
     if dist.get_rank() == 0:
         with tempfile.TemporaryDirectory() as assets:
             write_assets(source, None, Path(assets))
-            shutil.rmtree(directory, ignore_errors=True)
-            _write(plain, tensors, Path(assets) / HF, directory, max_shard_size=SHARD)
+            _write(plain, tensors, Path(assets) / HF, directory, max_shard_size=SHARD, over=True)
     else:
         for _ in tensors:
             pass
@@ -66,7 +65,10 @@ def export_checkpoint(path: Path, directory: Path, *, dtype: str | None = None, 
     from huggingface_hub.serialization import split_torch_state_dict_into_shards
     from transformers import AutoConfig
 
-    split_torch_state_dict_into_shards({}, max_shard_size=max_shard_size)  # raises for a malformed size, before an hour of work
+    try:
+        split_torch_state_dict_into_shards({}, max_shard_size=max_shard_size)  # before an hour of work
+    except ValueError as error:
+        raise ValueError(f"the largest file is a size such as 500MB or 5GB, not {max_shard_size!r}") from error
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise ValueError(f"{directory} exists and is not empty; give another directory")
     state = read_state(path)
@@ -85,7 +87,7 @@ def export_checkpoint(path: Path, directory: Path, *, dtype: str | None = None, 
 
     plain = build_meta(source, dtype=target)
     scale = state.config["lora_alpha"] / state.config["lora_rank"]
-    _write(plain, plain_tensors(plain, keys, load, scale=scale), path / HF, directory, max_shard_size=max_shard_size)
+    _write(plain, plain_tensors(plain, keys, load, scale=scale), path / HF, directory, max_shard_size=max_shard_size, over=False)
 
 
 def plain_tensors(plain: nn.Module, keys: Collection[str], read: Read, *, scale: float) -> Iterator[tuple[str, Tensor]]:
@@ -123,13 +125,26 @@ def write_assets(source: Source, plan: str | None, directory: Path) -> None:
         shutil.copyfile(plan, directory / PLAN)
 
 
-def _write(plain: nn.Module, tensors: Iterator[tuple[str, Tensor]], assets: Path, directory: Path, *, max_shard_size: str) -> None:
-    """Beside and renamed. In memory are one tensor of ``tensors`` at a time and then one file of the result."""
+def _write(plain: nn.Module, tensors: Iterator[tuple[str, Tensor]], assets: Path, directory: Path, *, max_shard_size: str, over: bool) -> None:
+    """Beside and renamed, with ``over`` in place of what was there. In memory are one tensor of ``tensors`` and then one file of the result."""
+    beside = directory.with_name(directory.name + PARTIAL)
+    shutil.rmtree(beside, ignore_errors=True)
+    try:
+        _fill(beside, plain, tensors, assets, max_shard_size=max_shard_size)
+    except BaseException:
+        shutil.rmtree(beside, ignore_errors=True)
+        raise
+    if over:
+        shutil.rmtree(directory, ignore_errors=True)
+    elif directory.exists():
+        directory.rmdir()
+    beside.rename(directory)
+
+
+def _fill(beside: Path, plain: nn.Module, tensors: Iterator[tuple[str, Tensor]], assets: Path, *, max_shard_size: str) -> None:
     from transformers import GenerationConfig
     from transformers.utils import logging
 
-    beside = directory.with_name(directory.name + PARTIAL)
-    shutil.rmtree(beside, ignore_errors=True)
     scratch = beside / "scratch"
     scratch.mkdir(parents=True)
     shapes, tied = plain.state_dict(), _tied_names(plain)
@@ -146,9 +161,6 @@ def _write(plain: nn.Module, tensors: Iterator[tuple[str, Tensor]], assets: Path
         if not (beside / file.name).exists():
             shutil.copyfile(file, beside / file.name)
     shutil.rmtree(scratch)
-    if directory.exists():
-        directory.rmdir()
-    beside.rename(directory)
 
 
 def _on_disk(value: Tensor, dtype: torch.dtype, file: Path) -> Tensor:
@@ -188,7 +200,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """``python -m trainer.export CKPT OUT``; the exit code is 0, or 2 for a user's mistake."""
+    """``python -m trainer.export CKPT OUT``; the exit code is 0, 2 for a user's mistake, or 130 after Ctrl-C."""
     parser = _Parser(prog="python -m trainer.export", description="Write a checkpoint of the trainer as a plain Hugging Face model.")
     parser.add_argument("checkpoint", metavar="CKPT", type=Path, help="a checkpoint: OUT/checkpoints/step-NNNNNNNN, or best or last beside it")
     parser.add_argument("directory", metavar="OUT", type=Path, help="where to write; must not exist or be empty")
@@ -201,6 +213,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         export_checkpoint(given.checkpoint, given.directory, dtype=dtype, max_shard_size=given.max_shard_size)
     except (ValueError, OSError) as error:
         _fail(str(error))
+    except KeyboardInterrupt:
+        print("error: interrupted; nothing was written", file=sys.stderr, flush=True)
+        return EXIT_INTERRUPTED
     print(given.directory)
     return 0
 

@@ -24,10 +24,10 @@ from trainer.checkpoints.layout import Best, State
 from trainer.checkpoints.saver import Saver
 from trainer.checkpoints.tensors import RankState, collect, load
 from trainer.compile import compile_settings
-from trainer.config import TrainConfig
+from trainer.config import TrainConfig, profile_range
 from trainer.data import Data, open_data
 from trainer.describe import describe
-from trainer.distributed import Ranks, on_rank_zero, process_group
+from trainer.distributed import Ranks, on_rank_zero, process_group, require_writable
 from trainer.export import export, write_assets
 from trainer.metrics import Metrics, flops_per_token, memory, peak_flops
 from trainer.model import Source, dtype_of, open_source
@@ -64,6 +64,7 @@ def run(config: TrainConfig) -> RunResult:
     out = Path(config.output_dir)
     require(config.tracker)
     with process_group(config.device) as ranks:
+        on_rank_zero(lambda: require_writable(out))
         notes: list[str] = []
         found = resume.find(config, notes.append)
         config = dataclasses.replace(config, compile_plan=resume.plan_of(found, config))
@@ -95,7 +96,11 @@ def _run(
     data = open_data(config, source.tokenizer, vocabulary=source.config.vocab_size, world=ranks.world, report=notes.append)
     state = resume.read(found)
     if state is not None:
-        notes += resume.check(state, config, data, world=ranks.world)
+        notes += [*resume.check(state, config, data, world=ranks.world), f"continues {found} after step {state.step} of {len(data.steps)}"]
+    elif config.resume is not None:
+        notes.append(f"no checkpoint in {out / 'checkpoints'} to continue: starts at step 1")
+    if config.profile_steps is not None and (begin := profile_range(config.profile_steps).start) > len(data.steps):
+        raise ValueError(f"profile-steps begins at step {begin}, this run ends at {len(data.steps)}; give earlier steps")
     with contextlib.ExitStack() as stack:
         metrics = stack.enter_context(Metrics(out / "metrics.jsonl", total=len(data.steps), enabled=ranks.rank == 0, append=state is not None))
         for note in notes:
@@ -139,9 +144,10 @@ def _run(
                 rng.restore(own[ranks.rank].rng, ranks.device)
             with StopSignals() as signals:
                 trainer.train(state, signals)
-            result = trainer.finish()
-            if result.stopped and ranks.rank == 0:
-                signals.mark(out, result.steps)
+                # Still heard: a scheduler and torchrun both pass a signal on, and the second must not end the checkpoint of the first.
+                result = trainer.finish()
+                if result.stopped and ranks.rank == 0:
+                    signals.mark(out, result.steps)
             return result
 
 

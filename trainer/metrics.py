@@ -26,7 +26,9 @@ class Metrics:
         self._progress: Any = None
         if enabled:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = open(path, "a" if append else "w", encoding="utf-8")
+            if not append:
+                _set_aside(path)
+            self._file = open(path, "a", encoding="utf-8")
 
     def __enter__(self) -> Metrics:
         if self._enabled:
@@ -75,6 +77,15 @@ class Metrics:
             if not self._full:
                 self.say(f"warning: metrics.jsonl: {error.strerror or error}; lines may be missing")
             self._full = True
+
+
+def _set_aside(path: Path) -> None:
+    """Move what another run wrote to ``metrics.jsonl.1`` or the next number that is free, as its checkpoints are."""
+    if path.exists() and path.stat().st_size:
+        number = 1
+        while (aside := path.with_name(f"{path.name}.{number}")).exists():
+            number += 1
+        path.rename(aside)
 
 
 def summary(record: dict[str, Any]) -> str:

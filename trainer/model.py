@@ -46,6 +46,8 @@ def open_source(config: TrainConfig) -> Source:
         where = str(write(Path(config.output_dir) / "demo"))
     if not where:
         raise ValueError("no model: give --model-name-or-path, or --demo for the embedded one")
+    if where.startswith(("/", ".", "~")) and not Path(where).is_dir():
+        raise ValueError(f"no model directory {where}; give --model-name-or-path one, or a Hugging Face id")
     try:
         model_config = AutoConfig.from_pretrained(where)
     except (OSError, ValueError, json.JSONDecodeError) as error:

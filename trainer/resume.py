@@ -53,8 +53,8 @@ def check(state: State, config: TrainConfig, data: Data, *, world: int) -> list[
     values = config.to_dict()
     for name in _FIXED:
         if name in state.config and state.config[name] != values[name]:
-            flag = name.replace("_", "-")
-            raise ValueError(f"the checkpoint of step {state.step} was trained with {flag} {state.config[name]}, this run has {values[name]}")
+            had = f"was trained with {name.replace('_', '-')} {state.config[name]}"
+            raise ValueError(f"the checkpoint of step {state.step} {had}, this run has {values[name]}; give what it had")
     if state.data != fingerprint(data):
         raise ValueError(f"the checkpoint of step {state.step} was trained on other samples: its position in the data means nothing here")
     if state.step > len(data.steps):

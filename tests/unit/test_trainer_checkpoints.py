@@ -12,6 +12,7 @@ import pytest
 from trainer import resume
 from trainer.checkpoints.layout import Best, State, commit, prepare, read_state, resolve, truncate_metrics
 from trainer.config import TrainConfig
+from trainer.metrics import Metrics
 
 
 def write(directory: Path, step: int, *, keep: int = 9, kinds: tuple[str, ...] = ("step",), best: Best | None = None) -> Path:
@@ -71,6 +72,7 @@ def test_the_newest_whole_one_is_found(tmp_path: Path) -> None:
         (lambda p: p.rename(p.with_name("step-00000004.partial")), "whose writing was cut short"),
         (lambda p: (p / "state.json").unlink() or p, "is not a checkpoint of this trainer"),
         (lambda p: (p / "state.json").write_text("{") and p, "is not a checkpoint of this trainer"),
+        (lambda p: (p / "state.json").write_text('"text"') and p, "is not a checkpoint of this trainer"),
         (lambda p: (p / "__0_0.distcp").unlink() or p, "is damaged: __0_0.distcp should have 4 bytes, it is missing"),
     ],
 )
@@ -119,3 +121,21 @@ def test_what_fails_before_it_has_its_name_is_not_found(tmp_path: Path) -> None:
 
 def test_options_that_are_compared_are_options() -> None:
     assert {field.name for field in dataclasses.fields(TrainConfig)} >= resume._FREE
+
+
+def test_a_copy_under_another_name_is_left_alone(tmp_path: Path) -> None:
+    directory = tmp_path / "checkpoints"
+    copy = write(directory, 4).rename(directory / "step-before-lunch")
+    write(directory, 2)
+    assert resolve("auto", directory) == directory / "step-00000002"
+    assert len(prepare(directory, None, 0)) == 1 and copy.exists()
+
+
+def test_a_fresh_start_keeps_the_metrics_of_the_run_before(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    for number in (1, 2, 3):
+        with Metrics(path, total=1, enabled=True):
+            path.write_text(f"{number}\n")
+    assert [(tmp_path / name).read_text() for name in ("metrics.jsonl.1", "metrics.jsonl.2", "metrics.jsonl")] == ["1\n", "2\n", "3\n"]
+    with Metrics(path, total=1, enabled=True, append=True):
+        assert path.read_text() == "3\n"

@@ -37,6 +37,9 @@ def test_flags_win_over_the_file(tmp_path: Path) -> None:
         ({"length_buckets": (64,)}, "must hold max-tokens-per-gpu"),
         ({"learning-rat": 1.0}, "unknown option 'learning-rat'"),
         ({"batch_size": None}, "batch-size needs a value"),
+        ({"checkpoint_every": -1}, "checkpoint-every must be 0 or more, not -1"),
+        ({"learning_rate": float("nan")}, "learning-rate must be 0 or more, not nan"),
+        ({"seed": 2**32}, r"seed must be below 2\*\*32"),
     ],
 )
 def test_mistakes_are_named(values: dict[str, Any], message: str) -> None:
@@ -78,6 +81,10 @@ def test_round_trip() -> None:
         (["--no-such-flag"], "unrecognized arguments"),
         (["--batch-size", "x"], "invalid int value"),
         (["--config", "/nowhere.yaml"], "cannot read /nowhere.yaml"),
+        (["--length-buckets", "a,b"], "'a,b' is not a list of integers"),
+        (["--demo", "--output-dir", "/dev/null/x"], "cannot write into /dev/null/x (Not a directory)"),
+        (["--model-name-or-path", "./nowhere", "--output-dir", "{tmp}"], "no model directory ./nowhere"),
+        (["--demo", "--max-steps", "2", "--profile-steps", "5-6", "--output-dir", "{tmp}"], "profile-steps begins at step 5, this run ends at 2"),
         (["--output-dir", "{tmp}"], "no model: give --model-name-or-path"),
         (["--model-name-or-path", "{tmp}", "--output-dir", "{tmp}"], "cannot open model"),
         (["--demo", "--device", "cuda", "--output-dir", "{tmp}"], "no CUDA device"),
@@ -98,3 +105,12 @@ def test_a_users_mistake_is_one_line_and_exit_code_2(tmp_path: Path, capsys: pyt
     assert caught.value.code == 2
     lines = capsys.readouterr().err.strip().split("\n")
     assert lines[-1].startswith("error: ") and message in lines[-1]
+
+
+def test_ctrl_c_is_one_line_and_exit_code_130(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(config: TrainConfig) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("trainer.loop.run", interrupt)
+    assert main(["--demo", "--output-dir", str(tmp_path)]) == 130
+    assert capsys.readouterr().err.startswith("error: interrupted")

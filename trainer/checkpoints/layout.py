@@ -62,10 +62,10 @@ def read_state(path: Path) -> State:
         values = json.loads((path / STATE).read_text(encoding="utf-8"))
         if values.pop("schema") != SCHEMA:
             raise ValueError("it has another format")
-        files = values.pop("files")
+        files = dict(values.pop("files"))
         best = values.pop("best")
         state = State(**{**values, "kinds": tuple(values["kinds"]), "best": Best(**best) if best else None})
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"{path} is not a checkpoint of this trainer: {error}") from error
     for name, size in files.items():
         file = path / name
@@ -191,8 +191,8 @@ def _kinds(path: Path) -> Sequence[str]:
 
 
 def _entries(directory: Path) -> list[Path]:
-    """Everything named as a checkpoint, oldest first."""
-    return sorted(path for path in directory.glob("step-*") if not path.name.endswith(PARTIAL) and (path / STATE).exists())
+    """Everything named as a checkpoint, oldest first; a copy under a name of the user's own is none of ours."""
+    return sorted(path for path in directory.glob("step-*") if path.name.removeprefix("step-").isdecimal() and (path / STATE).exists())
 
 
 def _step(path: Path) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import pickle
 import warnings
 from pathlib import Path
 from typing import Any
@@ -86,7 +87,7 @@ def read(path: Path, wanted: dict[str, Any]) -> None:
                 warnings.filterwarnings("ignore", message="torch.distributed is disabled")
             dcp.load(wanted, checkpoint_id=str(path), no_dist=alone)
     except CheckpointException as error:
-        raise ValueError(f"{path} cannot be read: {one_line(error)}") from error
+        raise ValueError(f"{path} cannot be read, give another checkpoint: {one_line(error)}") from error
 
 
 def check_keys(path: Path, wanted: dict[str, tuple[tuple[int, ...], torch.dtype]], stored: dict[str, Any]) -> None:
@@ -113,6 +114,8 @@ def one_line(error: BaseException) -> str:
 
 
 def _first_line(error: BaseException) -> str:
+    if isinstance(error, pickle.UnpicklingError):
+        return "a file of tensors is damaged"  # torch's text advises to run what is in it
     text = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
     # What torch's writer of tensors says of a file that ends early.
     return f"{text} (is the disk full?)" if "inline_container" in text else text

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from cftdiag.report import forecast
 
 SCHEMA = "cftdiag.check/1"
 
@@ -47,4 +50,15 @@ def validate(data: Any, name: str) -> dict[str, Any]:
     for key in ("blocks", "findings", "compiles"):
         if not all(isinstance(item, dict) for item in data[key]):
             raise ValueError(f"{name}: {key!r} holds something that is no object; write the file again with cftdiag check --json")
+    try:
+        _read_forecast(data)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{name}: 'forecast' is malformed; write the file again with cftdiag check --json") from error
     return data
+
+
+def _read_forecast(data: Mapping[str, Any]) -> None:
+    """Raise whatever the renderers would for a forecast of another shape."""
+    forecast.shown(data)
+    for _, rows, length, visits in (data.get("forecast") or {}).get("points") or ():
+        int(rows), int(length), int(visits)

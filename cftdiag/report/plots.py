@@ -94,7 +94,8 @@ def _label(regime: Mapping[str, Any], shared: Set[str]) -> str:
     if len(bounds) > 60:
         bounds = bounds[:57] + "..."
     variants = [v for v in regime.get("variants", ()) if v]
-    return f"{regime['id']}: {bounds}" + (f" ({', '.join(variants)})" if variants else "") + f" - {regime['visits']:,}x"
+    text = f"{regime['id']}: {bounds}" + (f" ({', '.join(variants)})" if variants else "") + f" - {regime['visits']:,}x"
+    return text.replace("$", r"\$")  # no mathematics to Matplotlib
 
 
 class _Places:

@@ -173,3 +173,20 @@ def test_two_forms_on_stdout_are_refused(tmp_path: Path, capsys: pytest.CaptureF
     captured = capsys.readouterr()
     assert captured.out == ""
     assert len(captured.err.splitlines()) == 1
+
+
+def test_a_hostile_bound_is_drawn_as_it_is() -> None:
+    data = forecasted()
+    data["forecast"]["regimes"][0]["bounds"] = ["$x^$ <script>"]
+    page = html.render(data)
+    assert "r1: $x^$ &lt;script&gt;" in page and "<script>" not in page
+
+
+@pytest.mark.parametrize("broken", [{"steps": None}, {"points": ["r1"]}, {"regimes": [{"id": "r1"}]}, {"seconds": "long"}, {"suggestions": [{}]}])
+def test_a_malformed_forecast_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str], broken: dict) -> None:
+    data = forecasted()
+    data["forecast"] |= broken
+    source = tmp_path / "check.json"
+    source.write_text(json.dumps(data))
+    assert run(["report", str(source)]) == 2
+    assert capsys.readouterr().err.endswith("'forecast' is malformed; write the file again with cftdiag check --json\n")

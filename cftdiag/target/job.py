@@ -33,9 +33,9 @@ def run(request: Mapping[str, Any], progress: Callable[[str], None] = lambda tex
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, (root, environment.get("PYTHONPATH"))))
     with open(os.path.join(scratch, "log"), "w+b") as log:
-        child = subprocess.Popen(
-            [sys.executable, "-m", "cftdiag.target.job"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, env=environment
-        )
+        # the package imports this module too, of which runpy warns: that is nothing a child died of
+        command = [sys.executable, "-W", "ignore::RuntimeWarning:runpy", "-m", "cftdiag.target.job"]
+        child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, env=environment)
         try:
             assert child.stdin is not None and child.stdout is not None
             child.stdin.write(json.dumps(request))

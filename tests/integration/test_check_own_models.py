@@ -50,6 +50,15 @@ def test_code_of_a_directory_is_refused_with_the_flag_that_allows_it(directory):
         run_check(CheckOptions(model=str(directory), lengths=(24,)))
 
 
+def test_code_of_a_directory_that_raises_is_a_mistake_of_the_user(directory):
+    config = json.loads((directory / "config.json").read_text())
+    config["auto_map"]["AutoModelForCausalLM"] = "broken.OwnForCausalLM"
+    (directory / "config.json").write_text(json.dumps(config))
+    (directory / "broken.py").write_text("raise SystemExit(5)\n")
+    with pytest.raises(InputError, match="own_model: the code that comes with it raised SystemExit: 5"):
+        run_check(CheckOptions(model=str(directory), trust_remote_code=True, lengths=(24,)))
+
+
 BUILD = """
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM

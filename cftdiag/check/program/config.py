@@ -22,7 +22,7 @@ ATTENTION = ("sdpa", "eager", "flex_attention", "flash_attention_2", "flash_atte
 def one_line(error: BaseException) -> str:
     """An exception's text on one line, with its type where the text alone would not say what went wrong."""
     text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text}" if isinstance(error, (KeyError, AttributeError, TypeError)) or not text else text
+    return f"{type(error).__name__}: {text}" if isinstance(error, (KeyError, AttributeError, TypeError, SystemExit)) or not text else text
 
 
 def load_config(source: Mapping[str, Any] | PretrainedConfig | str | Path, *, trust_remote_code: bool = False) -> PretrainedConfig:
@@ -48,7 +48,7 @@ def load_config(source: Mapping[str, Any] | PretrainedConfig | str | Path, *, tr
     if trust_remote_code and "auto_map" in data:
         try:
             return AutoConfig.from_pretrained(str(file.parent), trust_remote_code=True)
-        except Exception as error:  # somebody else's code may raise anything
+        except (Exception, SystemExit) as error:  # somebody else's code may raise anything
             raise ValueError(f"{file}: the code that comes with it raised {one_line(error)}") from error
     try:
         return _from_dict(data, str(file))
@@ -79,7 +79,10 @@ def brings_code(config: PretrainedConfig) -> bool:
 def causal_lm_class(config: PretrainedConfig) -> Any:
     """The causal language model class of a configuration; ``ValueError`` when it has none."""
     if brings_code(config):
-        return get_class_from_dynamic_module(config.auto_map["AutoModelForCausalLM"], config._name_or_path)
+        try:
+            return get_class_from_dynamic_module(config.auto_map["AutoModelForCausalLM"], config._name_or_path)
+        except (Exception, SystemExit) as error:
+            raise ValueError(f"{config._name_or_path}: the code that comes with it raised {one_line(error)}") from error
     try:
         return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     except KeyError:

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from trainer.config import TrainConfig
+from trainer.data import open_data
 from trainer.records import IGNORE, Records
 
 GOOD = {"input_ids": [1, 2, 3, 4], "labels": [IGNORE, IGNORE, 3, 4]}
@@ -123,3 +125,12 @@ def test_the_demo_learns_what_the_assistant_says(tmp_path: Path) -> None:
     first = json.loads((directory / "train.jsonl").read_text().split("\n")[0])["messages"]
     learned = tokenizer.decode([v for v in records[0].labels if v != IGNORE])
     assert learned == "".join(m["content"] + "<|end|>" for m in first if m["role"] == "assistant")
+
+
+def test_a_validation_set_with_every_label_masked_is_refused(tmp_path: Path) -> None:
+    files = {name: tmp_path / f"{name}.jsonl" for name in ("train", "held")}
+    files["train"].write_text('{"input_ids": [1, 2, 3], "labels": [1, 2, 3]}\n')
+    files["held"].write_text('{"input_ids": [1, 2, 3], "labels": [-100, -100, -100]}\n')
+    config = TrainConfig(model_name_or_path="m", data_path=str(files["train"]), validation_path=str(files["held"]))
+    with pytest.raises(ValueError, match="no sample of the validation set has a token to predict"):
+        open_data(config, None, vocabulary=9, world=1)

@@ -26,6 +26,8 @@ from cftdiag.check.options import CheckOptions
 from cftdiag.check.process import ForkServer
 from cftdiag.check.subject import resolve
 
+#: Seconds that depth trace gets at least: tens are enough on an idle machine.
+TRACE_S = 240.0
 ATTENTIONS = ("sdpa", "eager", "flash_attention_2")
 
 
@@ -42,7 +44,7 @@ def check_one(model: str, attn: str, *, layers: str, timeout: float, local: thre
         local.server = ForkServer()
 
     def check(**changed: Any) -> dict[str, Any]:
-        options = CheckOptions(model=model, attn=attn, layers=layers, timeout=timeout, verify=False, **more | changed)
+        options = CheckOptions(**{"model": model, "attn": attn, "layers": layers, "timeout": timeout, "verify": False, **more, **changed})
         return Driver(resolve(model), options, local.server, None).run().to_dict()
 
     try:
@@ -60,7 +62,7 @@ def check_one(model: str, attn: str, *, layers: str, timeout: float, local: thre
         }
         if report["verdict"] == "error" and "perf:compile_time_depth" in row["causes"]:
             # tracing the backward exploded: the forward alone still tells whether the blocks are captured whole
-            row["at_trace"] = check(depth="trace")["verdict"]
+            row["at_trace"] = check(depth="trace", timeout=max(timeout, TRACE_S))["verdict"]
     except CheckError as error:
         row |= {"verdict": "refused" if error.exit_code == 2 else "error", "kinds": {}, "compiles": None, "causes": [], "reason": str(error)}
     row["seconds"] = round(time.monotonic() - started, 1)

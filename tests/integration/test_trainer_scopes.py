@@ -138,7 +138,7 @@ def test_a_checkpoint_of_another_method_is_refused(tiny: Path, tmp_path: Path) -
     _train(tiny, tmp_path, max_steps=1)
     with pytest.raises(ValueError, match=r"was trained with osft False, this run has True"):
         _train(tiny, tmp_path, max_steps=2, resume="auto", osft=True)
-    with pytest.raises(ValueError, match=r"lacks .* of the model's keys"):
+    with pytest.raises(ValueError, match=r"was trained with lora False, this run has True"):
         _train(tiny, tmp_path, max_steps=2, resume="auto", lora=True)
 
 

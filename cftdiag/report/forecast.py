@@ -16,8 +16,6 @@ from cftdiag.report.summary import plural
 MAX_ROWS = 12
 REGIMES = "regions of batch B x length S that share one graph"
 _STYLES = {"info": "", "warning": "yellow", "error": "bold red"}
-
-
 STEP_COLUMNS = ("step", "batch", "length", "seconds", "cause")
 
 

@@ -13,15 +13,6 @@ import trainer
 from trainer import demo
 
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("model")
-    demo.config(num_hidden_layers=2, hidden_size=32, intermediate_size=48, num_attention_heads=2, num_key_value_heads=1).save_pretrained(directory)
-    demo.tokenizer().save_pretrained(directory)
-    demo.write_data(directory / "data.jsonl", count=24)
-    return directory
-
-
 def _train(tiny: Path, out: Path, **values: Any) -> list[dict[str, Any]]:
     base = dict(
         model_name_or_path=str(tiny), random_init=True, data_path=str(tiny / "data.jsonl"), device="cpu", max_tokens_per_gpu=512, batch_size=6,

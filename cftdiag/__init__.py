@@ -1,4 +1,5 @@
-"""Know before you train whether torch.compile will hold; see the moment it stops holding; know what to change.
+"""Know before you train whether torch.compile will hold; see the moment it stops holding; know what to
+change.
 
 The public names are imported on first use: ``import cftdiag`` does not import torch.
 """

@@ -1,4 +1,6 @@
-"""What works on this machine and with this torch: versions, devices, compilers, and a self-test that provokes what the check must see."""
+"""What works on this machine and with this torch: versions, devices, compilers, and a self-test that provokes
+what the check must see.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,8 @@ _PACKAGES = ("torch", "transformers", "triton", "peft", "depyf", "tlparse", "ric
 def examine() -> dict[str, Any]:
     """The state of this environment, as a JSON-ready dict of schema ``cftdiag.doctor/1``.
 
-    ``works`` says whether the check can run here; ``problems`` are the reasons why not, ``degraded`` what else is missing and what it costs.
-    The self-test compiles for real and takes a few seconds.
+    ``works`` says whether the check can run here; ``problems`` are the reasons why not, ``degraded`` what
+    else is missing and what it costs. The self-test compiles for real and takes a few seconds.
     """
     problems: list[str] = []
     degraded: list[str] = []
@@ -45,7 +47,12 @@ def examine() -> dict[str, Any]:
         "problems": problems,
         "degraded": degraded,
         "versions": {"python": platform.python_version(), **versions},
-        "platform": {"system": platform.platform(), "machine": platform.machine(), "cpus": _cpus(), "memory_gb": _memory_gb()},
+        "platform": {
+            "system": platform.platform(),
+            "machine": platform.machine(),
+            "cpus": _cpus(),
+            "memory_gb": _memory_gb(),
+        },
         "torch": torch_facts,
         "compilers": compilers,
         "self_test": tests,
@@ -78,7 +85,11 @@ def _torch_facts(problems: list[str]) -> dict[str, Any]:
     except (ImportError, OSError) as error:  # OSError: a shared library of the wheel is missing
         problems.append(f"torch cannot be imported ({error}); install it again")
         return {}
-    devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
+    devices = (
+        [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+        if torch.cuda.is_available()
+        else []
+    )
     return {
         "cuda_build": torch.version.cuda,
         "hip_build": torch.version.hip,
@@ -90,11 +101,13 @@ def _torch_facts(problems: list[str]) -> dict[str, Any]:
 
 def _self_test(problems: list[str]) -> list[dict[str, Any]]:
     try:
-        from cftdiag.capture.selftest import run_selftest
+        from cftdiag.capture.self_test import run_selftest
 
         return [{"name": t.name, "ok": bool(t.ok), "detail": t.detail} for t in run_selftest()]
     except Exception as error:  # noqa: BLE001 - whatever goes wrong in the self-test is what the doctor is asked to tell
-        problems.append(f"the self-test ended with {type(error).__name__}: {' '.join(str(error).split())[:300]}")
+        problems.append(
+            f"the self-test ended with {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        )
         return []
 
 

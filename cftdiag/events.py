@@ -1,7 +1,8 @@
 """What was observed: one frozen dataclass an event, one JSON object a line.
 
-An :class:`Event` says what torch did, never what it means; :mod:`cftdiag.diagnose` turns events into findings. This module imports neither
-torch nor a terminal library, so that recorded runs are readable anywhere.
+An :class:`Event` says what torch did, never what it means; :mod:`cftdiag.diagnose` turns events into
+findings. This module imports neither torch nor a terminal library, so that recorded runs are readable
+anywhere.
 """
 
 from __future__ import annotations
@@ -75,9 +76,10 @@ class Code:
 class Event:
     """One thing that torch did.
 
-    ``step`` is the optimizer step, 1-based, 0 while warming; ``compile_id`` is ``frame/compile`` with ``_attempt`` appended where an attempt is
-    meant; ``seconds`` maps a phase (``dynamo``, ``aot``, ``inductor``, ``backward``, ``total``) to seconds; ``payloads`` maps a name to the
-    sha256 of a text kept beside the events; ``detail`` holds what only one kind has (documented at the recorder that fills it).
+    ``step`` is the optimizer step, 1-based, 0 while warming; ``compile_id`` is ``frame/compile`` with
+    ``_attempt`` appended where an attempt is meant; ``seconds`` maps a phase (``dynamo``, ``aot``,
+    ``inductor``, ``backward``, ``total``) to seconds; ``payloads`` maps a name to the sha256 of a text kept
+    beside the events; ``detail`` holds what only one kind has (documented at the recorder that fills it).
     """
 
     kind: str
@@ -90,7 +92,9 @@ class Event:
     region: str | None = None
     """``forward``, ``backward`` or a resume function's name."""
     block: str | None = None
-    """``model.layers.17``, wrappers stripped; ``<root>`` when the whole model is the region; None when unknown."""
+    """``model.layers.17``, wrappers stripped; ``<root>`` when the whole model is the region; None when
+    unknown.
+    """
     block_class: str | None = None
     code: Code | None = None
     reasons: tuple[Reason, ...] = ()
@@ -116,7 +120,9 @@ class Event:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Event:
-        """Read one event; unknown keys are ignored (a newer writer), a wrong schema or a missing key raises ``ValueError``."""
+        """Read one event; unknown keys are ignored (a newer writer), a wrong schema or a missing key raises
+        ``ValueError``.
+        """
         if data.get("schema") != SCHEMA:
             raise ValueError(f"not a {SCHEMA} object: schema is {data.get('schema')!r}")
         try:
@@ -150,7 +156,8 @@ def _reason(data: Mapping[str, Any]) -> Reason:
 def read_events(path: str | Path) -> Iterator[Event]:
     """Events of one JSONL file, in order.
 
-    A last line cut short by a killed writer is skipped; any other malformed line raises ``ValueError`` with its number.
+    A last line cut short by a killed writer is skipped; any other malformed line raises ``ValueError`` with
+    its number.
     """
     with open(path, encoding="utf-8", errors="replace") as file:
         pending: str | None = None

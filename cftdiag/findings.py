@@ -26,8 +26,9 @@ class Where:
 class Remedy:
     """One way out.
 
-    ``change`` is a mechanical change (a key of the check's options or a dotted torch config name -> the new value) or None when the remedy is
-    in words only. ``verified`` is True or False once the check was run again with the change, None before that or for words.
+    ``change`` is a mechanical change (a key of the check's options or a dotted torch config name -> the new
+    value) or None when the remedy is in words only. ``verified`` is True or False once the check was run
+    again with the change, None before that or for words.
     """
 
     summary: str
@@ -73,7 +74,9 @@ class Finding:
         if data.get("schema") != SCHEMA:
             raise ValueError(f"not a {SCHEMA} object: schema is {data.get('schema')!r}")
         names = {f.name for f in dataclasses.fields(cls)}
-        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items() if k in names}
+        values: dict[str, Any] = {
+            k: tuple(v) if isinstance(v, list) else v for k, v in data.items() if k in names
+        }
         try:
             values["where"] = Where(**(values.get("where") or {}))
             values["remedies"] = tuple(Remedy(**r) for r in values.get("remedies") or ())
@@ -88,7 +91,9 @@ def at_least(severity: str, floor: str) -> bool:
 
 
 def verdict(findings: Iterable[Finding]) -> str:
-    """The verdict of a set of findings: ``not_viable`` for any error, else ``viable_with_recompiles`` for any recompile, else ``viable``."""
+    """The verdict of a set of findings: ``not_viable`` for any error, else ``viable_with_recompiles`` for any
+    recompile, else ``viable``.
+    """
     found = list(findings)
     if any(f.severity == "error" for f in found):
         return "not_viable"

@@ -1,6 +1,8 @@
-"""The plan of a run: what a check proved, in a file that the trainer warms and the monitor holds a run against. Torch-free.
+"""The plan of a run: what a check proved, in a file that the trainer warms and the monitor holds a run
+against. Torch-free.
 
-A plan is good for one configuration. Its fingerprint names every part that decides what compiles; a plan made for another is refused.
+A plan is good for one configuration. Its fingerprint names every part that decides what compiles; a plan made
+for another is refused.
 """
 
 from __future__ import annotations
@@ -30,8 +32,25 @@ FINGERPRINT = (
     "depth",
 )
 #: Keys of a model's config that name it or tell where it came from, and change no graph.
-_NAMES = frozenset({"_name_or_path", "name_or_path", "transformers_version", "_commit_hash", "architectures", "dtype", "torch_dtype"})
-_NAMES_ATTN = frozenset({"_attn_implementation", "attn_implementation", "_attn_implementation_internal", "_experts_implementation"})
+_NAMES = frozenset(
+    {
+        "_name_or_path",
+        "name_or_path",
+        "transformers_version",
+        "_commit_hash",
+        "architectures",
+        "dtype",
+        "torch_dtype",
+    }
+)
+_NAMES_ATTN = frozenset(
+    {
+        "_attn_implementation",
+        "attn_implementation",
+        "_attn_implementation_internal",
+        "_experts_implementation",
+    }
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,8 +67,9 @@ class Setting:
 class Regime:
     """One region of batch x length that shares its graphs.
 
-    ``bounds`` are conditions over ``B`` (batch size) and ``S`` (length), all of which hold inside; a shape belongs to the first regime of the plan
-    whose bounds hold and whose variants have it. ``representative`` is (batch size, length, variant) to warm it with.
+    ``bounds`` are conditions over ``B`` (batch size) and ``S`` (length), all of which hold inside; a shape
+    belongs to the first regime of the plan whose bounds hold and whose variants have it. ``representative``
+    is (batch size, length, variant) to warm it with.
     """
 
     id: str
@@ -59,7 +79,7 @@ class Regime:
 
     def covers(self, batch_size: int, length: int, variant: str | None = None) -> bool:
         """True when a shape lies inside; a variant of None is not asked for."""
-        from cftdiag.check.forecast.bounds import holds
+        from cftdiag.forecast.bounds import holds
 
         return (variant is None or variant in self.variants) and bool(holds(self.bounds, batch_size, length))
 
@@ -112,7 +132,9 @@ class Plan:
         """
         unknown = [key for key in expect if key not in FINGERPRINT]
         if unknown:
-            raise ValueError(f"{unknown[0]!r} is no field of a plan's fingerprint; one of {', '.join(FINGERPRINT)}")
+            raise ValueError(
+                f"{unknown[0]!r} is no field of a plan's fingerprint; one of {', '.join(FINGERPRINT)}"
+            )
         for key in FINGERPRINT:
             if key in expect and _plain(self.fingerprint.get(key)) != _plain(expect[key]):
                 raise ValueError(
@@ -141,7 +163,8 @@ def _shown(value: Any) -> str:
 
 
 def config_sha(config: Any) -> str:
-    """First 16 hex digits of the sha256 of a model's config, without the keys that name it, its dtype and its attention (fields of their own).
+    """First 16 hex digits of the sha256 of a model's config, without the keys that name it, its dtype and its
+    attention (fields of their own).
 
     ``config`` is a mapping or has ``to_dict()``.
     """
@@ -158,10 +181,13 @@ def _layout(value: Any) -> Any:
     return value
 
 
-def make_plan(fingerprint: Mapping[str, Any], forecast: Mapping[str, Any], settings: Sequence[Setting] = ()) -> Plan:
-    """A plan from the forecast of a check (:func:`cftdiag.check.forecast.report.forecast_dict`).
+def make_plan(
+    fingerprint: Mapping[str, Any], forecast: Mapping[str, Any], settings: Sequence[Setting] = ()
+) -> Plan:
+    """A plan from the forecast of a check (:func:`cftdiag.forecast.all_ranks.forecast_dict`).
 
-    ``forecast["warmed"]`` is the forecast of the same run after warming, where it was made; without it the plan foresees no compile after warming.
+    ``forecast["warmed"]`` is the forecast of the same run after warming, where it was made; without it the
+    plan foresees no compile after warming.
     """
     missing = [key for key in FINGERPRINT if key not in fingerprint]
     if missing:
@@ -171,21 +197,28 @@ def make_plan(fingerprint: Mapping[str, Any], forecast: Mapping[str, Any], setti
         fingerprint={key: _plain(fingerprint[key]) for key in FINGERPRINT},
         settings=tuple(settings),
         regimes=tuple(_regime(r, i) for i, r in enumerate(forecast.get("regimes") or ())),
-        forecast=tuple({"step": s["step"], "regime": s.get("regime"), "cause": s.get("cause")} for s in warmed.get("steps") or () if s["step"]),
+        forecast=tuple(
+            {"step": s["step"], "regime": s.get("regime"), "cause": s.get("cause")}
+            for s in warmed.get("steps") or ()
+            if s["step"]
+        ),
     )
 
 
 def load_plan(path: str | Path, expect: Mapping[str, Any] | None = None) -> Plan:
     """Read a plan and, with ``expect``, hold its fingerprint against a run's.
 
-    Raises ``ValueError`` with one line: the file cannot be read, is no plan (the field is named), or was made for another configuration.
+    Raises ``ValueError`` with one line: the file cannot be read, is no plan (the field is named), or was made
+    for another configuration.
     """
     try:
         data = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise ValueError(f"cannot read the plan {path}: {error.strerror or error}") from error
     except ValueError as error:
-        raise ValueError(f"{path}: is not JSON ({error}); write a plan with `cftdiag check --plan`") from error
+        raise ValueError(
+            f"{path}: is not JSON ({error}); write a plan with `cftdiag check --plan`"
+        ) from error
     plan = _parse(data, str(path))
     if expect is not None:
         plan.check(expect, f"plan {path}")
@@ -195,7 +228,9 @@ def load_plan(path: str | Path, expect: Mapping[str, Any] | None = None) -> Plan
 def _parse(data: Any, path: str) -> Plan:
     if not isinstance(data, dict) or data.get("schema") != SCHEMA:
         found = data.get("schema") if isinstance(data, dict) else type(data).__name__
-        raise ValueError(f"{path}: is no {SCHEMA} object (schema {found!r}); write a plan with `cftdiag check --plan`")
+        raise ValueError(
+            f"{path}: is no {SCHEMA} object (schema {found!r}); write a plan with `cftdiag check --plan`"
+        )
     try:
         fingerprint = _mapping(data["fingerprint"], "fingerprint")
         for key in FINGERPRINT:
@@ -205,7 +240,9 @@ def _parse(data: Any, path: str) -> Plan:
             fingerprint=fingerprint,
             settings=tuple(_setting(s, i) for i, s in enumerate(_list(data["settings"], "settings"))),
             regimes=tuple(_regime(r, i) for i, r in enumerate(_list(data["regimes"], "regimes"))),
-            forecast=tuple(_mapping(f, f"forecast[{i}]") for i, f in enumerate(_list(data["forecast"], "forecast"))),
+            forecast=tuple(
+                _mapping(f, f"forecast[{i}]") for i, f in enumerate(_list(data["forecast"], "forecast"))
+            ),
         )
     except KeyError as error:
         raise ValueError(f"{path}: malformed plan: {error.args[0]} is missing") from error
@@ -229,11 +266,16 @@ def _setting(value: Any, i: int) -> Setting:
     data = _mapping(value, f"settings[{i}]")
     if not isinstance(data.get("key"), str):
         raise ValueError(f"settings[{i}].key is {data.get('key')!r}, not a name")
-    return Setting(key=data["key"], value=data.get("value"), unsafe=bool(data.get("unsafe")), verified=data.get("verified"))
+    return Setting(
+        key=data["key"],
+        value=data.get("value"),
+        unsafe=bool(data.get("unsafe")),
+        verified=data.get("verified"),
+    )
 
 
 def _regime(value: Any, i: int) -> Regime:
-    from cftdiag.check.forecast.bounds import read
+    from cftdiag.forecast.bounds import read
 
     data, where = _mapping(value, f"regimes[{i}]"), f"regimes[{i}]"
     bounds = tuple(map(str, _list(data.get("bounds"), f"{where}.bounds")))

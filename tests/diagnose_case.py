@@ -1,7 +1,8 @@
 """Run one case file on the Recorder and print its findings as JSON: ``python -m tests.diagnose_case FILE``.
 
-Two passes in a child process each, as the check does it: collecting (as the case compiles itself) and fullgraph. What the check finds by
-behaviour (late hooks, numerics, saved-tensor hooks) is not probed here, but for the exception that ends a pass.
+Two passes in a child process each, as the check does it: collecting (as the case compiles itself) and
+fullgraph. What the check finds by behaviour (late hooks, numerics, saved-tensor hooks) is not probed here,
+but for the exception that ends a pass.
 """
 
 from __future__ import annotations
@@ -86,7 +87,9 @@ def in_child(run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 @functools.cache
 def imported() -> None:
-    """Import what a compile imports, once for all children: a tiny function is compiled and Dynamo forgets it."""
+    """Import what a compile imports, once for all children: a tiny function is compiled and Dynamo forgets
+    it.
+    """
     import torch
     import torch._dynamo
 
@@ -138,7 +141,10 @@ def run_pass(path: str | Path, *, fullgraph: bool) -> dict[str, Any]:
     shapes = [first_shape(b) for b in batches]
     return {
         "events": [e.to_dict() for e in recorder.events],
-        "blocks": [{"fqn": n, "cls": type(b).__name__, "kind": type(b).__name__, "index": i} for i, (n, b) in enumerate(named)],
+        "blocks": [
+            {"fqn": n, "cls": type(b).__name__, "kind": type(b).__name__, "index": i}
+            for i, (n, b) in enumerate(named)
+        ],
         "lengths": [s[1] for s in shapes],
         "batch_sizes": [s[0] for s in shapes],
         "graphs": None if wrap else {n: len(recorder.graphs.get(n, ())) for n, _ in named},

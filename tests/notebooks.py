@@ -1,4 +1,6 @@
-"""Run notebooks from top to bottom: ``python -m tests.notebooks [NOTEBOOK ...]`` keeps what they print and draw; all of them by default."""
+"""Run notebooks from top to bottom: ``python -m tests.notebooks [NOTEBOOK ...]`` keeps what they print and
+draw; all of them by default.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ FOLDER = Path(__file__).resolve().parents[1] / "notebooks"
 
 
 def execute(path: Path) -> Any:
-    """The notebook with fresh outputs; the file is left as it is. Raises ``nbclient``'s error of the first cell that fails."""
+    """The notebook with fresh outputs; the file is left as it is. Raises ``nbclient``'s error of the first
+    cell that fails.
+    """
     notebook = nbformat.read(path, as_version=4)
     # times of the run and the pieces in which text arrived would make every run another file
     client = nbclient.NotebookClient(

@@ -1,4 +1,6 @@
-"""torch's own variable-length attention as an attention implementation of transformers, for packed rows on CUDA without another package."""
+"""torch's own variable-length attention as an attention implementation of transformers, for packed rows on
+CUDA without another package.
+"""
 
 from __future__ import annotations
 
@@ -19,20 +21,31 @@ def require_device(attn: str, device: str) -> None:
     from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
 
     if device == "cpu" and attn == "flex_attention":
-        raise ValueError("attention flex_attention has no backward on a CPU in torch; give --attn sdpa, or train on CUDA")
+        raise ValueError(
+            "attention flex_attention has no backward on a CPU in torch; give --attn sdpa, or train on CUDA"
+        )
     if device == "cpu" and needs_boundaries(attn):
         raise ValueError(f"attention {attn} has CUDA kernels only; give --attn sdpa, or train on CUDA")
-    installed = {"flash_attention_2": is_flash_attn_2_available, "flash_attention_3": is_flash_attn_3_available}
+    installed = {
+        "flash_attention_2": is_flash_attn_2_available,
+        "flash_attention_3": is_flash_attn_3_available,
+    }
     if attn in installed and not installed[attn]():
-        raise ValueError(f"attention {attn} needs a package that is not installed for this torch; give --attn varlen or sdpa")
+        raise ValueError(
+            f"attention {attn} needs a package that is not installed for this torch; give --attn varlen or sdpa"
+        )
 
 
 def register_varlen() -> None:
-    """Make ``attn_implementation="varlen"`` known. Raises ``ValueError`` where this torch has no ``torch.nn.attention.varlen``."""
+    """Make ``attn_implementation="varlen"`` known. Raises ``ValueError`` where this torch has no
+    ``torch.nn.attention.varlen``.
+    """
     from transformers import AttentionInterface
 
     if importlib.util.find_spec("torch.nn.attention.varlen") is None:
-        raise ValueError(f"attention varlen needs torch.nn.attention.varlen, which torch {torch.__version__} lacks; use sdpa")
+        raise ValueError(
+            f"attention varlen needs torch.nn.attention.varlen, which torch {torch.__version__} lacks; use sdpa"
+        )
     AttentionInterface.register("varlen", varlen_attention)
 
 
@@ -53,7 +66,8 @@ def varlen_attention(
 ) -> tuple[Tensor, None]:
     """Causal attention inside each document of one packed row.
 
-    query 1 x heads x S x D, key and value 1 x kv heads x S x D; the result is 1 x S x heads x D. No mask is ever built.
+    query 1 x heads x S x D, key and value 1 x kv heads x S x D; the result is 1 x S x heads x D. No mask is
+    ever built.
     """
     from torch.nn.attention.varlen import varlen_attn
 
@@ -61,6 +75,16 @@ def varlen_attention(
     if k.shape[1] != q.shape[1]:
         k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], dim=1) for t in (k, v))
     left = -1 if sliding_window is None else sliding_window - 1
-    out = varlen_attn(q, k, v, cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k, scale=scaling, window_size=(left, 0))
+    out = varlen_attn(
+        q,
+        k,
+        v,
+        cu_seq_lens_q,
+        cu_seq_lens_k,
+        max_length_q,
+        max_length_k,
+        scale=scaling,
+        window_size=(left, 0),
+    )
     assert isinstance(out, Tensor)
     return out[None], None

@@ -26,10 +26,12 @@ class Samples(Protocol):
 
 
 def collate(row: Row, samples: Samples, *, pad_id: int, varlen: bool) -> Batch:
-    """Tensors of shape 1 x length: ``input_ids``, ``position_ids`` (restarting with each document) and ``labels``.
+    """Tensors of shape 1 x length: ``input_ids``, ``position_ids`` (restarting with each document) and
+    ``labels``.
 
-    Labels are shifted here: position t has the label of token t + 1, and the last position of each document has none. Padding is a document of
-    its own. With ``varlen`` the boundaries are also there as ``cu_seq_lens_q/k`` (int32) and ``max_length_q/k``, as flash kernels want them.
+    Labels are shifted here: position t has the label of token t + 1, and the last position of each document
+    has none. Padding is a document of its own. With ``varlen`` the boundaries are also there as
+    ``cu_seq_lens_q/k`` (int32) and ``max_length_q/k``, as flash kernels want them.
     """
     ids: list[int] = []
     positions: list[int] = []
@@ -56,7 +58,12 @@ def collate(row: Row, samples: Samples, *, pad_id: int, varlen: bool) -> Batch:
     if varlen:
         lengths = torch.tensor(borders, dtype=torch.int32)
         longest = int((lengths[1:] - lengths[:-1]).max())
-        batch |= {"cu_seq_lens_q": lengths, "cu_seq_lens_k": lengths, "max_length_q": longest, "max_length_k": longest}
+        batch |= {
+            "cu_seq_lens_q": lengths,
+            "cu_seq_lens_k": lengths,
+            "max_length_q": longest,
+            "max_length_k": longest,
+        }
     return batch
 
 
@@ -72,9 +79,18 @@ class _RankRows(Dataset[Batch]):
 
 
 def rank_batches(
-    steps: Sequence[Step], samples: Samples, *, rank: int, pad_id: int, varlen: bool, workers: int = 0, pin: bool = False
+    steps: Sequence[Step],
+    samples: Samples,
+    *,
+    rank: int,
+    pad_id: int,
+    varlen: bool,
+    workers: int = 0,
+    pin: bool = False,
 ) -> Iterator[tuple[Step, list[Batch]]]:
-    """Each step with this rank's batches, one a microstep; only these are read and collated, by ``workers`` processes ahead of time."""
+    """Each step with this rank's batches, one a microstep; only these are read and collated, by ``workers``
+    processes ahead of time.
+    """
     rows = [microstep[rank] for step in steps for microstep in step.rows]
     loader = DataLoader(
         _RankRows(rows, samples, pad_id, varlen),
@@ -82,7 +98,8 @@ def rank_batches(
         num_workers=workers,
         pin_memory=pin,
         worker_init_fn=_outlive_signals,
-        # Without a generator of its own the loader would draw its seed from the global one, and training with workers would differ from without.
+        # Without a generator of its own the loader would draw its seed from the global one, and training with
+        # workers would differ from without.
         generator=torch.Generator().manual_seed(0),
     )
     batches = iter(loader)
@@ -91,11 +108,15 @@ def rank_batches(
 
 
 def _outlive_signals(_worker: int) -> None:
-    # torchrun and schedulers signal whole process groups: the step that is to be finished still needs its batches.
+    # torchrun and schedulers signal whole process groups: the step that is to be finished still needs its
+    # batches.
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
     """Tensors on the device, without waiting for the copy."""
-    return {name: value.to(device, non_blocking=True) if isinstance(value, Tensor) else value for name, value in batch.items()}
+    return {
+        name: value.to(device, non_blocking=True) if isinstance(value, Tensor) else value
+        for name, value in batch.items()
+    }

@@ -17,7 +17,9 @@ def _path(config: TrainConfig) -> Path:
 
 
 def load_cache(config: TrainConfig) -> str | None:
-    """Load what an earlier run saved; a line that says so, None when there is nothing to load or nothing to compile."""
+    """Load what an earlier run saved; a line that says so, None when there is nothing to load or nothing to
+    compile.
+    """
     if config.compile_cache is None or config.scope == "none":
         return None
     try:
@@ -43,4 +45,6 @@ def save_cache(config: TrainConfig, *, say: Callable[[str], None]) -> None:
     partial = path.with_suffix(path.suffix + ".partial")
     partial.write_bytes(data)
     partial.replace(path)
-    say(f"compile cache {config.compile_cache}: {sum(len(keys) for keys in info.artifacts.values())} artifacts, {len(data) / 2**20:.1f} MiB saved")
+    say(
+        f"compile cache {config.compile_cache}: {sum(len(keys) for keys in info.artifacts.values())} artifacts, {len(data) / 2**20:.1f} MiB saved"
+    )

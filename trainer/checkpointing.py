@@ -49,4 +49,6 @@ def _policy(context: object, op: object, *args: object, **kwargs: object) -> Che
 
 def _draws_random_numbers(model: nn.Module) -> bool:
     config = model.config
-    return any(isinstance(value, float) and value > 0 for key, value in config.to_dict().items() if "drop" in key)
+    return any(
+        isinstance(value, float) and value > 0 for key, value in config.to_dict().items() if "drop" in key
+    )

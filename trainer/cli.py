@@ -19,11 +19,15 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parse(arguments: Sequence[str]) -> tuple[TrainConfig, bool]:
-    """The configuration (flags win over the YAML file of ``--config``), and whether mistakes are shown with their traceback.
+    """The configuration (flags win over the YAML file of ``--config``), and whether mistakes are shown with
+    their traceback.
 
     Raises ``ValueError``; exits for ``--help`` and for malformed flags.
     """
-    parser = _Parser(prog="python -m trainer", description="Fine-tune a causal language model; run by torchrun, on one rank without it.")
+    parser = _Parser(
+        prog="python -m trainer",
+        description="Fine-tune a causal language model; run by torchrun, on one rank without it.",
+    )
     parser.add_argument("--config", metavar="FILE", help="YAML with the names of these flags")
     parser.add_argument("--debug", action="store_true", help="show the traceback of a mistake")
     for field in dataclasses.fields(TrainConfig):
@@ -36,12 +40,18 @@ def parse(arguments: Sequence[str]) -> tuple[TrainConfig, bool]:
 def _add(parser: argparse.ArgumentParser, field: dataclasses.Field[Any]) -> None:
     flag = "--" + field.name.replace("_", "-")
     default = f" (default: {field.default})" if field.default not in (None, (), False, True) else ""
-    options: dict[str, Any] = {"dest": field.name, "default": argparse.SUPPRESS, "help": (field.metadata["help"] + default).replace("%", "%%")}
+    options: dict[str, Any] = {
+        "dest": field.name,
+        "default": argparse.SUPPRESS,
+        "help": (field.metadata["help"] + default).replace("%", "%%"),
+    }
     kind = str(field.type)
     if kind == "bool":
         parser.add_argument(flag, action=argparse.BooleanOptionalAction, **options)
     elif kind.startswith("tuple"):
-        parser.add_argument(flag, metavar="A,B", action="extend", type=_integers if "int" in kind else _texts, **options)
+        parser.add_argument(
+            flag, metavar="A,B", action="extend", type=_integers if "int" in kind else _texts, **options
+        )
     else:
         types: dict[str, Any] = {"int": int, "float": float, "str": str}
         choices = field.metadata["choices"]
@@ -62,7 +72,9 @@ def _integers(text: str) -> tuple[int, ...]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run; the exit code is 0, 2 for a user's mistake, 85 after a signal and its checkpoint, or 130 after Ctrl-C."""
+    """Run; the exit code is 0, 2 for a user's mistake, 85 after a signal and its checkpoint, or 130 after
+    Ctrl-C.
+    """
     debug = False
     try:
         config, debug = parse(sys.argv[1:] if arguments is None else arguments)
@@ -77,7 +89,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _fail(str(error))
     except KeyboardInterrupt:
         if os.environ.get("RANK", "0") == "0":
-            print("error: interrupted; checkpoints written before are kept, continue with --resume auto", file=sys.stderr, flush=True)
+            print(
+                "error: interrupted; checkpoints written before are kept, continue with --resume auto",
+                file=sys.stderr,
+                flush=True,
+            )
         return EXIT_INTERRUPTED
     return 0
 
@@ -85,7 +101,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _fail(message: str) -> NoReturn:
     rank = os.environ.get("RANK", "0")
     if rank != "0":
-        # As a rule every rank meets the same mistake, and torchrun ends the others once rank 0 has said so. What only this rank met is said too.
+        # As a rule every rank meets the same mistake, and torchrun ends the others once rank 0 has said so.
+        # What only this rank met is said too.
         time.sleep(5)
         message = f"rank {rank}: {message}"
     print(f"error: {message}", file=sys.stderr, flush=True)

@@ -28,7 +28,9 @@ class Compiler:
     """Compiles the regions of one scope and counts the graphs that each region's backend was given."""
 
     def __init__(self, scope: str, backend: Callable[..., Any], *, dynamic: str = "true") -> None:
-        """``backend`` is a callable of ``(graph module, example inputs)``; ``dynamic`` is ``auto``, ``true`` or ``false``."""
+        """``backend`` is a callable of ``(graph module, example inputs)``; ``dynamic`` is ``auto``, ``true``
+        or ``false``.
+        """
         self._regions = REGIONS[scope]
         self._backend = backend
         self._dynamic = DYNAMIC[dynamic]
@@ -47,11 +49,15 @@ class Compiler:
         return any(region.startswith("model") for region in self._regions)
 
     def kwargs(self, region: str) -> dict[str, Any]:
-        """The arguments of torch.compile for a region; all blocks share one backend object, without which they would not share graphs."""
+        """The arguments of torch.compile for a region; all blocks share one backend object, without which
+        they would not share graphs.
+        """
         return {"backend": self._counted[region], "fullgraph": True, "dynamic": self._dynamic}
 
     def blocks(self, blocks: Mapping[str, nn.Module]) -> None:
-        """Compile each block in place: state-dict names stay, and hooks that FSDP2 adds later stay outside of the graph."""
+        """Compile each block in place: state-dict names stay, and hooks that FSDP2 adds later stay outside of
+        the graph.
+        """
         if "block" in self._regions:
             for block in blocks.values():
                 block.compile(**self.kwargs("block"))
@@ -71,10 +77,14 @@ class Compiler:
         return called
 
     def verify(self) -> None:
-        """After a step: raise ``ValueError`` when a region that was asked for has no graph, because it then runs eagerly."""
+        """After a step: raise ``ValueError`` when a region that was asked for has no graph, because it then
+        runs eagerly.
+        """
         empty = [region for region, graphs in self.graphs.items() if graphs == 0]
         if empty:
-            raise ValueError(f"compile scope {'+'.join(empty)}: a step ran and nothing was compiled, so training is eager; run `cftdiag check`")
+            raise ValueError(
+                f"compile scope {'+'.join(empty)}: a step ran and nothing was compiled, so training is eager; run `cftdiag check`"
+            )
 
 
 class _Counted:
@@ -86,21 +96,25 @@ class _Counted:
 
     def __call__(self, graph: Any, inputs: Any, **kwargs: Any) -> Any:
         compiled = self._backend(graph, inputs, **kwargs)
-        # Counted afterwards: AOTAutograd may send Dynamo back to trace again, and the first attempt is then thrown away.
+        # Counted afterwards: AOTAutograd may send Dynamo back to trace again, and the first attempt is then
+        # thrown away.
         self.graphs += 1
         return compiled
 
 
 #: Global flags set while a compiled model trains, and why. A name that this torch does not have is left out.
 _DYNAMO = {
-    # Defensive: with checkpointing inside a compiled block, side effects of the forward must not be replayed by the recomputation.
+    # Defensive: with checkpointing inside a compiled block, side effects of the forward must not be replayed
+    # by the recomputation.
     "skip_fwd_side_effects_in_bwd_under_checkpoint": True,
-    # The floats of a block (norm epsilon, attention scale) are constants. With dynamic=True they would first be symbols, and AOTAutograd, which
-    # takes none, would send Dynamo back: every block would be traced twice.
+    # The floats of a block (norm epsilon, attention scale) are constants. With dynamic=True they would first
+    # be symbols, and AOTAutograd, which takes none, would send Dynamo back: every block would be traced
+    # twice.
     "specialize_float": True,
 }
 _INDUCTOR = {
-    # Fusion of reductions in mixed order otherwise guards on sizes (`2560*B*S < 5242880`): a recompile hundreds of steps into training.
+    # Fusion of reductions in mixed order otherwise guards on sizes (`2560*B*S < 5242880`): a recompile
+    # hundreds of steps into training.
     "triton.mix_order_reduction_non_strict_mode": True,
 }
 
@@ -109,7 +123,8 @@ _INDUCTOR = {
 def compile_settings(scope: str, planned: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Set the flags of a compiled run and restore them; yields what was set, by dotted name.
 
-    ``planned`` are dotted torch config names of a plan; one that this torch does not have raises ``ValueError``.
+    ``planned`` are dotted torch config names of a plan; one that this torch does not have raises
+    ``ValueError``.
     """
     if scope == "none":
         yield {}
@@ -124,16 +139,23 @@ def compile_settings(scope: str, planned: Mapping[str, Any]) -> Iterator[dict[st
             stack.enter_context(module.patch(known))  # type: ignore[attr-defined]
             done |= {f"{module.__name__}.{name}": value for name, value in known.items()}
         for dotted, value in planned.items():
-            module, name = (dynamo if dotted.startswith(dynamo.__name__) else inductor), dotted.partition(".config.")[2]
+            module, name = (
+                (dynamo if dotted.startswith(dynamo.__name__) else inductor),
+                dotted.partition(".config.")[2],
+            )
             if not dotted.startswith(f"{module.__name__}.") or not _has(module, name):
-                raise ValueError(f"the compile plan sets {dotted!r}, which torch {torch.__version__} does not have")
+                raise ValueError(
+                    f"the compile plan sets {dotted!r}, which torch {torch.__version__} does not have"
+                )
             stack.enter_context(module.patch({name: value}))  # type: ignore[attr-defined]
             done[dotted] = value
         yield done
 
 
 def static_settings() -> dict[str, Any]:
-    """The flags of a compiled run that this torch has, by dotted name: for a check of the same program in other processes."""
+    """The flags of a compiled run that this torch has, by dotted name: for a check of the same program in
+    other processes.
+    """
     with compile_settings("block", {}) as done:
         return dict(done)
 

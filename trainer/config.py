@@ -34,31 +34,58 @@ class TrainConfig:
     model_name_or_path: str | None = _option(None, "local directory or Hugging Face id of a causal LM")
     demo: bool = _option(False, "train the embedded tiny Qwen3 with a byte tokenizer on generated data")
     random_init: bool = _option(False, "initialise from config.json instead of loading weights")
-    attn: str = _option("auto", "attention: auto (sdpa where the architecture takes it, else eager) or a transformers name, or varlen")
+    attn: str = _option(
+        "auto",
+        "attention: auto (sdpa where the architecture takes it, else eager) or a transformers name, or varlen",
+    )
     train_dtype: str = _option("float32", "dtype that parameters and optimizer states are kept in", DTYPES)
-    dtype: str | None = _option(None, "dtype of forward and backward; default bfloat16 on CUDA, train-dtype on CPU", DTYPES)
-    save_dtype: str | None = _option(None, "dtype of the exported model; default: the one the model came in", DTYPES)
+    dtype: str | None = _option(
+        None, "dtype of forward and backward; default bfloat16 on CUDA, train-dtype on CPU", DTYPES
+    )
+    save_dtype: str | None = _option(
+        None, "dtype of the exported model; default: the one the model came in", DTYPES
+    )
     # data
     data_path: str | None = _option(None, "JSONL with `messages`, or with `input_ids` and `labels`")
     validation_path: str | None = _option(None, "JSONL of the validation set")
-    validation_split: float = _option(0.0, "share of data-path held out for validation, taken from the end of a seeded shuffle")
+    validation_split: float = _option(
+        0.0, "share of data-path held out for validation, taken from the end of a seeded shuffle"
+    )
     batch_size: int = _option(8, "samples per optimizer step, over all ranks")
-    max_tokens_per_gpu: int = _option(4096, "most tokens in one packed row; a batch takes as many rows as it needs")
+    max_tokens_per_gpu: int = _option(
+        4096, "most tokens in one packed row; a batch takes as many rows as it needs"
+    )
     pad_to_multiple_of: int = _option(8, "packed rows are padded to a multiple of this")
     length_buckets: tuple[int, ...] = _option((), "pad packed rows up to one of these lengths")
     bad_records: str = _option("fatal", "what to do with a malformed record", ("fatal", "skip"))
-    over_long: str = _option("fatal", "what to do with a sample longer than max-tokens-per-gpu", ("fatal", "drop", "truncate"))
-    streaming: bool = _option(False, "keep only an index of the data in memory and read samples from the file")
+    over_long: str = _option(
+        "fatal", "what to do with a sample longer than max-tokens-per-gpu", ("fatal", "drop", "truncate")
+    )
+    streaming: bool = _option(
+        False, "keep only an index of the data in memory and read samples from the file"
+    )
     num_workers: int = _option(0, "processes that collate this rank's rows")
     # method
-    osft: bool = _option(False, "orthogonal subspace fine-tuning: train the low singular directions of the target weights")
-    osft_unfreeze_rank_ratio: float = _option(0.25, "share of singular directions that are trained; 1 leaves a plain Linear, 0 freezes the target")
-    osft_ranks: str = _option("uniform", "one ratio for all targets, or by layer importance", ("uniform", "adaptive"))
-    osft_target_patterns: tuple[str, ...] = _option((), "substrings of the target Linears' names; default: a table by config.model_type")
+    osft: bool = _option(
+        False, "orthogonal subspace fine-tuning: train the low singular directions of the target weights"
+    )
+    osft_unfreeze_rank_ratio: float = _option(
+        0.25, "share of singular directions that are trained; 1 leaves a plain Linear, 0 freezes the target"
+    )
+    osft_ranks: str = _option(
+        "uniform", "one ratio for all targets, or by layer importance", ("uniform", "adaptive")
+    )
+    osft_target_patterns: tuple[str, ...] = _option(
+        (), "substrings of the target Linears' names; default: a table by config.model_type"
+    )
     osft_upcast_dtype: str = _option("float32", "dtype of the decomposition", DTYPES)
-    osft_redecompose: str | None = _option(None, "checkpoint of another task to start from: its weights made dense, then decomposed anew")
+    osft_redecompose: str | None = _option(
+        None, "checkpoint of another task to start from: its weights made dense, then decomposed anew"
+    )
     osft_transient_mb: int = _option(256, "most memory in MiB that one bucket of the projection gathers")
-    osft_leak_every: int = _option(10, "steps between two measurements of the leak into the frozen space; 0: never")
+    osft_leak_every: int = _option(
+        10, "steps between two measurements of the leak into the frozen space; 0: never"
+    )
     lora: bool = _option(False, "low-rank adapters on the target weights")
     lora_rank: int = _option(16, "rank of the adapters")
     lora_alpha: float = _option(32.0, "scale of the adapters is alpha / rank")
@@ -67,17 +94,34 @@ class TrainConfig:
     compile_model: bool = _option(False, "compile every block: the same as compile-scope block")
     compile_scope: str | None = _option(None, "what is compiled", SCOPES)
     compile_backend: str | None = _option(None, "backend; default: $TORCH_COMPILE_BACKEND, else inductor")
-    dynamic: str = _option("true", "symbolic sizes from the first compile on (auto: torch's None)", ("auto", "true", "false"))
+    dynamic: str = _option(
+        "true", "symbolic sizes from the first compile on (auto: torch's None)", ("auto", "true", "false")
+    )
     compile_cache: str | None = _option(None, "file that compiled artifacts are loaded from and saved to")
-    compile_plan: str | None = _option(None, "plan written by `cftdiag check --plan`: its settings are applied, its regimes warmed before step 0")
-    preflight: bool = _option(False, "check this very configuration before step 0; stop when a block would break")
-    loss_chunks: int = _option(8, "lm_head and cross entropy run on this many chunks of the row, one at a time")
+    compile_plan: str | None = _option(
+        None,
+        "plan written by `cftdiag check --plan`: its settings are applied, its regimes warmed before step 0",
+    )
+    preflight: bool = _option(
+        False, "check this very configuration before step 0; stop when a block would break"
+    )
+    loss_chunks: int = _option(
+        8, "lm_head and cross entropy run on this many chunks of the row, one at a time"
+    )
     # parallel
-    ac: str = _option("none", "activation checkpointing (selective: save matmul and attention outputs)", ("none", "full", "selective"))
+    ac: str = _option(
+        "none",
+        "activation checkpointing (selective: save matmul and attention outputs)",
+        ("none", "full", "selective"),
+    )
     device: str = _option("auto", "where to train", ("auto", "cpu", "cuda"))
-    replicas: int = _option(1, "HSDP: number of model replicas; each is sharded over world size / replicas ranks")
+    replicas: int = _option(
+        1, "HSDP: number of model replicas; each is sharded over world size / replicas ranks"
+    )
     # loop
-    max_epochs: int | None = _option(None, "stop after this many passes; default 1 when neither max-steps nor max-tokens is given")
+    max_epochs: int | None = _option(
+        None, "stop after this many passes; default 1 when neither max-steps nor max-tokens is given"
+    )
     max_steps: int | None = _option(None, "stop after this many optimizer steps")
     max_tokens: int | None = _option(None, "stop after this many tokens")
     learning_rate: float | None = _option(None, "peak learning rate; default 2e-5, 1e-3 with --demo")
@@ -95,11 +139,16 @@ class TrainConfig:
     output_dir: str = _option("OUT", "metrics.jsonl, run/, checkpoints/ and hf/ go here")
     checkpoint_every: int = _option(0, "steps between checkpoints; 0: at the end only")
     checkpoint_epochs: bool = _option(False, "a checkpoint at the end of each epoch; all of these are kept")
-    checkpoint_best: bool = _option(True, "with a validation set: a checkpoint whenever the validation loss is the lowest so far; the best is kept")
+    checkpoint_best: bool = _option(
+        True,
+        "with a validation set: a checkpoint whenever the validation loss is the lowest so far; the best is kept",
+    )
     keep_checkpoints: int = _option(2, "newest checkpoints kept, beside those of epochs and the best")
     resume: str | None = _option(None, "checkpoint to continue from, or `auto` for the newest in output-dir")
     tracker: tuple[str, ...] = _option((), "also log to tensorboard, wandb or mlflow; may be repeated")
-    profile_steps: str | None = _option(None, "write a profiler trace of these steps (`3-5`) to output-dir/profile, one a rank")
+    profile_steps: str | None = _option(
+        None, "write a profiler trace of these steps (`3-5`) to output-dir/profile, one a rank"
+    )
     export: bool = _option(True, "write a plain Hugging Face model to output-dir/hf at the end")
 
     def __post_init__(self) -> None:
@@ -114,22 +163,47 @@ class TrainConfig:
         if self.osft and self.lora:
             raise ValueError("osft and lora are two methods; give one of them")
         if self.osft_redecompose is not None and not self.osft:
-            raise ValueError("osft-redecompose starts an OSFT run; give osft too, or export the checkpoint and start from the result")
-        if self.compile_model and self.compile_scope is not None and "block" not in self.compile_scope and self.compile_scope != "block":
-            raise ValueError(f"compile-model means compile-scope block, but compile-scope is {self.compile_scope!r}; give one of them")
+            raise ValueError(
+                "osft-redecompose starts an OSFT run; give osft too, or export the checkpoint and start from the result"
+            )
+        if (
+            self.compile_model
+            and self.compile_scope is not None
+            and "block" not in self.compile_scope
+            and self.compile_scope != "block"
+        ):
+            raise ValueError(
+                f"compile-model means compile-scope block, but compile-scope is {self.compile_scope!r}; give one of them"
+            )
         if self.demo and (self.model_name_or_path or self.data_path):
             raise ValueError("demo brings its own model and data; leave out model-name-or-path and data-path")
         if self.validation_path and self.validation_split:
-            raise ValueError("validation-path and validation-split both name a validation set; give one of them")
+            raise ValueError(
+                "validation-path and validation-split both name a validation set; give one of them"
+            )
         if not 0 <= self.osft_unfreeze_rank_ratio <= 1:
-            raise ValueError(f"osft-unfreeze-rank-ratio is a share between 0 and 1, not {self.osft_unfreeze_rank_ratio}")
+            raise ValueError(
+                f"osft-unfreeze-rank-ratio is a share between 0 and 1, not {self.osft_unfreeze_rank_ratio}"
+            )
         if not 0 <= self.validation_split < 1:
             raise ValueError(f"validation-split is a share from 0 to below 1, not {self.validation_split}")
         if self.length_buckets and max(self.length_buckets) < self.row_capacity:
-            raise ValueError(f"the largest of length-buckets ({max(self.length_buckets)}) must hold max-tokens-per-gpu ({self.row_capacity})")
+            raise ValueError(
+                f"the largest of length-buckets ({max(self.length_buckets)}) must hold max-tokens-per-gpu ({self.row_capacity})"
+            )
         if self.row_capacity < 1:
-            raise ValueError(f"max-tokens-per-gpu ({self.max_tokens_per_gpu}) is below pad-to-multiple-of ({self.pad_to_multiple_of})")
-        for name in ("batch_size", "pad_to_multiple_of", "loss_chunks", "replicas", "lora_rank", "osft_transient_mb", "keep_checkpoints"):
+            raise ValueError(
+                f"max-tokens-per-gpu ({self.max_tokens_per_gpu}) is below pad-to-multiple-of ({self.pad_to_multiple_of})"
+            )
+        for name in (
+            "batch_size",
+            "pad_to_multiple_of",
+            "loss_chunks",
+            "replicas",
+            "lora_rank",
+            "osft_transient_mb",
+            "keep_checkpoints",
+        ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{_flag(name)} must be at least 1, not {getattr(self, name)}")
         if unknown := [name for name in self.tracker if name not in TRACKERS]:
@@ -157,12 +231,16 @@ class TrainConfig:
 
     @property
     def backend(self) -> str:
-        """Name of the compile backend; torch does not read ``TORCH_COMPILE_BACKEND`` by itself, so that it is read here."""
+        """Name of the compile backend; torch does not read ``TORCH_COMPILE_BACKEND`` by itself, so that it is
+        read here.
+        """
         return self.compile_backend or os.environ.get("TORCH_COMPILE_BACKEND") or "inductor"
 
     @property
     def peak_learning_rate(self) -> float:
-        """``learning_rate`` or its default: a model at random initialisation (the demo) needs another than one that is fine-tuned."""
+        """``learning_rate`` or its default: a model at random initialisation (the demo) needs another than
+        one that is fine-tuned.
+        """
         return self.learning_rate if self.learning_rate is not None else 1e-3 if self.demo else 2e-5
 
     @property
@@ -183,7 +261,9 @@ class TrainConfig:
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> TrainConfig:
-        """From a dict with the names of the flags (``-`` and ``_`` are the same); raises ``ValueError`` for an unknown or mistyped one."""
+        """From a dict with the names of the flags (``-`` and ``_`` are the same); raises ``ValueError`` for
+        an unknown or mistyped one.
+        """
         if not isinstance(values, Mapping):
             raise ValueError(f"a configuration is a mapping of options, not {type(values).__name__}")
         fields = {f.name: f for f in dataclasses.fields(cls)}
@@ -191,7 +271,9 @@ class TrainConfig:
         for key, value in values.items():
             name = str(key).replace("-", "_")
             if name not in fields:
-                raise ValueError(f"unknown option {key!r}; the options are listed by `python -m trainer --help`")
+                raise ValueError(
+                    f"unknown option {key!r}; the options are listed by `python -m trainer --help`"
+                )
             known[name] = tuple(value) if isinstance(value, list) else value
         return cls(**known)
 
@@ -202,7 +284,9 @@ class TrainConfig:
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
-    """The mapping in a YAML file, keys with underscores. Raises ``ValueError`` naming the file when there is none."""
+    """The mapping in a YAML file, keys with underscores. Raises ``ValueError`` naming the file when there is
+    none.
+    """
     import yaml
 
     try:
@@ -219,7 +303,11 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
 def profile_range(text: str) -> range:
     """The optimizer steps of ``--profile-steps``: ``3-5`` is 3, 4 and 5. Raises ``ValueError``."""
     first, dash, last = text.partition("-")
-    if not first.isdigit() or not (last.isdigit() if dash else True) or not 1 <= int(first) <= int(last or first):
+    if (
+        not first.isdigit()
+        or not (last.isdigit() if dash else True)
+        or not 1 <= int(first) <= int(last or first)
+    ):
         raise ValueError(f"profile-steps is a range of optimizer steps such as 3-5, not {text!r}")
     return range(int(first), int(last or first) + 1)
 
@@ -238,14 +326,18 @@ def _check_value(field: dataclasses.Field[Any], value: Any) -> None:
     base = kind.removesuffix(" | None")
     if base.startswith("tuple"):
         inner = int if "int" in base else str
-        good = isinstance(value, tuple) and all(isinstance(v, inner) and not isinstance(v, bool) for v in value)
+        good = isinstance(value, tuple) and all(
+            isinstance(v, inner) and not isinstance(v, bool) for v in value
+        )
         expected = f"a list of {inner.__name__}"
     else:
         types: dict[str, Any] = {"bool": bool, "int": int, "float": (int, float), "str": str}
         good = isinstance(value, types[base]) and (base == "bool" or not isinstance(value, bool))
         expected = {"bool": "true or false", "int": "an integer", "float": "a number", "str": "text"}[base]
     if not good:
-        hint = " (YAML reads 1e-5 as text; write 1.0e-5)" if base == "float" and isinstance(value, str) else ""
+        hint = (
+            " (YAML reads 1e-5 as text; write 1.0e-5)" if base == "float" and isinstance(value, str) else ""
+        )
         raise ValueError(f"{_flag(field.name)} must be {expected}, not {value!r}{hint}")
     choices = field.metadata["choices"]
     if choices and value not in choices:

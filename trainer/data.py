@@ -29,10 +29,22 @@ class Data:
 
 def shape_of(config: TrainConfig, world: int) -> Shape:
     """How the rows of a configuration may look on ``world`` ranks."""
-    return Shape(world=world, capacity=config.row_capacity, multiple=config.pad_to_multiple_of, buckets=config.length_buckets)
+    return Shape(
+        world=world,
+        capacity=config.row_capacity,
+        multiple=config.pad_to_multiple_of,
+        buckets=config.length_buckets,
+    )
 
 
-def open_data(config: TrainConfig, tokenizer: Any, *, vocabulary: int, world: int, report: Callable[[str], None] = lambda _: None) -> Data:
+def open_data(
+    config: TrainConfig,
+    tokenizer: Any,
+    *,
+    vocabulary: int,
+    world: int,
+    report: Callable[[str], None] = lambda _: None,
+) -> Data:
     """Read, check and pack; needs no torch. Raises ``ValueError`` for missing, empty or malformed data."""
     path = str(Path(config.output_dir) / "demo" / "train.jsonl") if config.demo else config.data_path
     if not path:
@@ -51,7 +63,9 @@ def open_data(config: TrainConfig, tokenizer: Any, *, vocabulary: int, world: in
         order = epoch_order(len(everything), seed=config.seed, epoch=-1)
         held = round(len(order) * config.validation_split)
         if not 0 < held < len(order):
-            raise ValueError(f"validation-split {config.validation_split} of {len(order)} samples leaves one of the two sets empty")
+            raise ValueError(
+                f"validation-split {config.validation_split} of {len(order)} samples leaves one of the two sets empty"
+            )
         train, validation = Subset(everything, sorted(order[held:])), Subset(everything, sorted(order[:held]))
     if validation is not None and not any(sample.loss_tokens for sample in validation.samples):
         raise ValueError("no sample of the validation set has a token to predict: every label is masked")

@@ -1,4 +1,6 @@
-"""The embedded default: a tiny Qwen3, a byte tokenizer and a small data set, all made here. ``python -m trainer.demo DIR`` writes them."""
+"""The embedded default: a tiny Qwen3, a byte tokenizer and a small data set, all made here. ``python -m
+trainer.demo DIR`` writes them.
+"""
 
 from __future__ import annotations
 
@@ -41,21 +43,29 @@ def _reverse(rng: random.Random) -> tuple[str, str]:
 
 def _count(rng: random.Random) -> tuple[str, str]:
     start, step = rng.randrange(20), rng.randint(1, 5)
-    return f"Count from {start} in steps of {step}.", ", ".join(str(start + step * i) for i in range(rng.randint(4, 12)))
+    return f"Count from {start} in steps of {step}.", ", ".join(
+        str(start + step * i) for i in range(rng.randint(4, 12))
+    )
 
 
 def tokenizer() -> Any:
-    """A byte-level tokenizer (256 bytes and four special tokens) with a chat template, as transformers knows it."""
+    """A byte-level tokenizer (256 bytes and four special tokens) with a chat template, as transformers knows
+    it.
+    """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     vocabulary = {token: i for i, token in enumerate(SPECIALS)}
-    vocabulary |= {symbol: len(SPECIALS) + i for i, symbol in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    vocabulary |= {
+        symbol: len(SPECIALS) + i for i, symbol in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))
+    }
     inner = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = decoders.ByteLevel()
     inner.add_special_tokens(list(SPECIALS))
-    return PreTrainedTokenizerFast(tokenizer_object=inner, pad_token=SPECIALS[0], eos_token=SPECIALS[3], chat_template=TEMPLATE)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=inner, pad_token=SPECIALS[0], eos_token=SPECIALS[3], chat_template=TEMPLATE
+    )
 
 
 def config(**overrides: Any) -> Any:
@@ -70,7 +80,9 @@ def config(**overrides: Any) -> Any:
 
 
 def write(directory: str | Path) -> Path:
-    """Config, tokenizer and ``train.jsonl`` into ``directory``; what is there is not written again. Returns the directory."""
+    """Config, tokenizer and ``train.jsonl`` into ``directory``; what is there is not written again. Returns
+    the directory.
+    """
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     if not (directory / "train.jsonl").exists():

@@ -8,7 +8,9 @@ from trainer.model import model_class
 from trainer.program import Program
 
 
-def describe(program: Program, data: Data, config: TrainConfig, seconds: float, cached: str | None) -> list[str]:
+def describe(
+    program: Program, data: Data, config: TrainConfig, seconds: float, cached: str | None
+) -> list[str]:
     """What is trained, how it is wrapped, what is compiled."""
     trained = sum(p.numel() for p in program.model.parameters() if p.requires_grad)
     total = sum(p.numel() for p in program.model.parameters())
@@ -17,7 +19,8 @@ def describe(program: Program, data: Data, config: TrainConfig, seconds: float, 
         f"{model_class(program.source.config).__name__}: {len(program.blocks)} blocks, {total:,} parameters, {trained:,} trained ({config.method})",
         f"attention {program.source.attn} ({program.source.attn_reason}), dtype {program.dtype}, ac {config.ac}, "
         f"mesh {tuple(program.mesh.shape)} {program.device.type}, built in {seconds:.1f} s",
-        f"compile scope {config.scope}" + (f", backend {config.backend}, dynamic {config.dynamic}" if config.scope != "none" else ""),
+        f"compile scope {config.scope}"
+        + (f", backend {config.backend}, dynamic {config.dynamic}" if config.scope != "none" else ""),
         f"{len(data.train):,} samples, {len(data.steps):,} steps, rows of {min(lengths)} to {max(lengths)} tokens",
     ]
     if cached:

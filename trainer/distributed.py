@@ -27,7 +27,8 @@ class Ranks:
 
 @contextlib.contextmanager
 def process_group(device: str) -> Iterator[Ranks]:
-    """The default group over torchrun's ranks, or over this process alone; an existing group is used and left as it is.
+    """The default group over torchrun's ranks, or over this process alone; an existing group is used and left
+    as it is.
 
     Raises ``ValueError`` when CUDA is asked for and not there.
     """
@@ -35,7 +36,11 @@ def process_group(device: str) -> Iterator[Ranks]:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda" and not torch.cuda.is_available():
         raise ValueError("no CUDA device here; give --device cpu")
-    here = torch.device(device, int(os.environ.get("LOCAL_RANK", "0"))) if device == "cuda" else torch.device("cpu")
+    here = (
+        torch.device(device, int(os.environ.get("LOCAL_RANK", "0")))
+        if device == "cuda"
+        else torch.device("cpu")
+    )
     if device == "cuda":
         torch.cuda.set_device(here)
     if dist.is_initialized():
@@ -46,7 +51,9 @@ def process_group(device: str) -> Iterator[Ranks]:
         if "RANK" in os.environ:
             dist.init_process_group(backend)
         else:
-            dist.init_process_group(backend, init_method=f"file://{directory}/rendezvous", rank=0, world_size=1)
+            dist.init_process_group(
+                backend, init_method=f"file://{directory}/rendezvous", rank=0, world_size=1
+            )
         try:
             yield Ranks(rank=dist.get_rank(), world=dist.get_world_size(), device=here)
         finally:
@@ -54,7 +61,8 @@ def process_group(device: str) -> Iterator[Ranks]:
 
 
 def on_rank_zero(make: Callable[[], Value]) -> Value | None:
-    """What ``make()`` returns on rank 0, None on the others; a ``ValueError`` or ``OSError`` of rank 0 is a ``ValueError`` on all. Collective.
+    """What ``make()`` returns on rank 0, None on the others; a ``ValueError`` or ``OSError`` of rank 0 is a
+    ``ValueError`` on all. Collective.
 
     Without it the others would wait for a rank that has left, and each would end with a traceback of its own.
     """
@@ -77,4 +85,6 @@ def require_writable(directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=directory).close()
     except OSError as error:
-        raise ValueError(f"cannot write into {directory} ({error.strerror or error}); give another --output-dir") from error
+        raise ValueError(
+            f"cannot write into {directory} ({error.strerror or error}); give another --output-dir"
+        ) from error

@@ -39,14 +39,18 @@ Read = Callable[[list[str]], dict[str, Tensor]]
 
 
 def export(model: nn.Module, source: Source, directory: Path, *, dtype: torch.dtype) -> None:
-    """Write safetensors, config and tokenizer that ``AutoModelForCausalLM.from_pretrained`` reads, over what was there. Collective.
+    """Write safetensors, config and tokenizer that ``AutoModelForCausalLM.from_pretrained`` reads, over what
+    was there. Collective.
 
-    OSFT factors are multiplied out and adapters merged in float32 or wider, then cast to ``dtype``. Rank 0 writes.
+    OSFT factors are multiplied out and adapters merged in float32 or wider, then cast to ``dtype``. Rank 0
+    writes.
     """
     values = {plain_name(name): value for name, value in model.state_dict().items()}
     scale = next((module.scale for module in model.modules() if isinstance(module, LoRALinear)), 1.0)
     plain = build_meta(dataclasses.replace(source, config=_published(source.config)), dtype=dtype)
-    tensors = plain_tensors(plain, values.keys(), lambda keys: {key: _full(values[key]) for key in keys}, scale=scale)
+    tensors = plain_tensors(
+        plain, values.keys(), lambda keys: {key: _full(values[key]) for key in keys}, scale=scale
+    )
     if dist.get_rank() == 0:
         with tempfile.TemporaryDirectory() as assets:
             write_assets(source, None, Path(assets))
@@ -57,10 +61,14 @@ def export(model: nn.Module, source: Source, directory: Path, *, dtype: torch.dt
     dist.barrier()
 
 
-def export_checkpoint(path: Path, directory: Path, *, dtype: str | None = None, max_shard_size: str = SHARD) -> None:
-    """The same from a checkpoint, in this process alone. ``dtype`` is by default the one that the run was to export.
+def export_checkpoint(
+    path: Path, directory: Path, *, dtype: str | None = None, max_shard_size: str = SHARD
+) -> None:
+    """The same from a checkpoint, in this process alone. ``dtype`` is by default the one that the run was to
+    export.
 
-    Raises ``ValueError`` for a path that is no whole checkpoint, a ``directory`` that is not empty, and a size that is none.
+    Raises ``ValueError`` for a path that is no whole checkpoint, a ``directory`` that is not empty, and a
+    size that is none.
     """
     from huggingface_hub.serialization import split_torch_state_dict_into_shards
     from transformers import AutoConfig
@@ -68,11 +76,15 @@ def export_checkpoint(path: Path, directory: Path, *, dtype: str | None = None, 
     try:
         split_torch_state_dict_into_shards({}, max_shard_size=max_shard_size)  # before an hour of work
     except ValueError as error:
-        raise ValueError(f"the largest file is a size such as 500MB or 5GB, not {max_shard_size!r}") from error
+        raise ValueError(
+            f"the largest file is a size such as 500MB or 5GB, not {max_shard_size!r}"
+        ) from error
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise ValueError(f"{directory} exists and is not empty; give another directory")
     state = read_state(path)
-    stored = {name: entry for name, entry in read_metadata(path).items() if isinstance(entry, TensorStorageMetadata)}
+    stored = {
+        name: entry for name, entry in read_metadata(path).items() if isinstance(entry, TensorStorageMetadata)
+    }
     keys = {name.removeprefix("model.") for name in stored if name.startswith("model.")}
     config = AutoConfig.from_pretrained(path / HF)
     wanted = dtype or state.config["save_dtype"]
@@ -81,17 +93,30 @@ def export_checkpoint(path: Path, directory: Path, *, dtype: str | None = None, 
 
     def load(names: list[str]) -> dict[str, Tensor]:
         entries = {name: stored[f"model.{name}"] for name in names}
-        values = {f"model.{name}": torch.empty(entry.size, dtype=entry.properties.dtype) for name, entry in entries.items()}
+        values = {
+            f"model.{name}": torch.empty(entry.size, dtype=entry.properties.dtype)
+            for name, entry in entries.items()
+        }
         read(path, values)
         return {name: values[f"model.{name}"] for name in names}
 
     plain = build_meta(source, dtype=target)
     scale = state.config["lora_alpha"] / state.config["lora_rank"]
-    _write(plain, plain_tensors(plain, keys, load, scale=scale), path / HF, directory, max_shard_size=max_shard_size, over=False)
+    _write(
+        plain,
+        plain_tensors(plain, keys, load, scale=scale),
+        path / HF,
+        directory,
+        max_shard_size=max_shard_size,
+        over=False,
+    )
 
 
-def plain_tensors(plain: nn.Module, keys: Collection[str], read: Read, *, scale: float) -> Iterator[tuple[str, Tensor]]:
-    """Name and whole value of each tensor that the plain model's files have, one at a time, from the trained ones.
+def plain_tensors(
+    plain: nn.Module, keys: Collection[str], read: Read, *, scale: float
+) -> Iterator[tuple[str, Tensor]]:
+    """Name and whole value of each tensor that the plain model's files have, one at a time, from the trained
+    ones.
 
     ``keys`` names the trained tensors and ``read`` gives some of them; ``scale`` is that of the adapters.
     """
@@ -111,7 +136,9 @@ def plain_tensors(plain: nn.Module, keys: Collection[str], read: Read, *, scale:
 
 
 def write_assets(source: Source, plan: str | None, directory: Path) -> None:
-    """What a checkpoint needs beside tensors: the model's config and generation config and the tokenizer in ``hf/``, and the compile plan."""
+    """What a checkpoint needs beside tensors: the model's config and generation config and the tokenizer in
+    ``hf/``, and the compile plan.
+    """
     from transformers import GenerationConfig
 
     _published(source.config).save_pretrained(directory / HF)
@@ -125,8 +152,18 @@ def write_assets(source: Source, plan: str | None, directory: Path) -> None:
         shutil.copyfile(plan, directory / PLAN)
 
 
-def _write(plain: nn.Module, tensors: Iterator[tuple[str, Tensor]], assets: Path, directory: Path, *, max_shard_size: str, over: bool) -> None:
-    """Beside and renamed, with ``over`` in place of what was there. In memory are one tensor of ``tensors`` and then one file of the result."""
+def _write(
+    plain: nn.Module,
+    tensors: Iterator[tuple[str, Tensor]],
+    assets: Path,
+    directory: Path,
+    *,
+    max_shard_size: str,
+    over: bool,
+) -> None:
+    """Beside and renamed, with ``over`` in place of what was there. In memory are one tensor of ``tensors``
+    and then one file of the result.
+    """
     beside = directory.with_name(directory.name + PARTIAL)
     shutil.rmtree(beside, ignore_errors=True)
     try:
@@ -141,14 +178,24 @@ def _write(plain: nn.Module, tensors: Iterator[tuple[str, Tensor]], assets: Path
     beside.rename(directory)
 
 
-def _fill(beside: Path, plain: nn.Module, tensors: Iterator[tuple[str, Tensor]], assets: Path, *, max_shard_size: str) -> None:
+def _fill(
+    beside: Path,
+    plain: nn.Module,
+    tensors: Iterator[tuple[str, Tensor]],
+    assets: Path,
+    *,
+    max_shard_size: str,
+) -> None:
     from transformers import GenerationConfig
     from transformers.utils import logging
 
     scratch = beside / "scratch"
     scratch.mkdir(parents=True)
     shapes, tied = plain.state_dict(), _tied_names(plain)
-    mapped = {name: _on_disk(value, shapes[name].dtype, scratch / f"{number:06d}") for number, (name, value) in enumerate(tensors)}
+    mapped = {
+        name: _on_disk(value, shapes[name].dtype, scratch / f"{number:06d}")
+        for number, (name, value) in enumerate(tensors)
+    }
     problems = plain.load_state_dict(mapped, assign=True, strict=False)
     missing = [name for name in problems.missing_keys if name not in tied]
     assert not missing and not problems.unexpected_keys, (missing, problems.unexpected_keys)
@@ -164,18 +211,23 @@ def _fill(beside: Path, plain: nn.Module, tensors: Iterator[tuple[str, Tensor]],
 
 
 def _on_disk(value: Tensor, dtype: torch.dtype, file: Path) -> Tensor:
-    """``value`` in ``dtype``, in pages that the kernel may write out: a model is exported on a machine that cannot hold it."""
+    """``value`` in ``dtype``, in pages that the kernel may write out: a model is exported on a machine that
+    cannot hold it.
+    """
     if value.numel() == 0:
         return value.to("cpu", dtype)
     with open(file, "wb") as handle:
-        # Room is taken now: a full disk is an error here, and would be a dead process at the first touch of a mapped page.
+        # Room is taken now: a full disk is an error here, and would be a dead process at the first touch of a
+        # mapped page.
         os.posix_fallocate(handle.fileno(), 0, value.numel() * dtype.itemsize)
     mapped = torch.from_file(str(file), shared=True, size=value.numel(), dtype=dtype).view(value.shape)
     return mapped.copy_(value)
 
 
 def _published(config: Any) -> Any:
-    """The config as the model came with it; :func:`trainer.model.open_source` turns the cache off for training."""
+    """The config as the model came with it; :func:`trainer.model.open_source` turns the cache off for
+    training.
+    """
     published = copy.deepcopy(config)
     published.use_cache = True
     return published
@@ -201,12 +253,32 @@ class _Parser(argparse.ArgumentParser):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """``python -m trainer.export CKPT OUT``; the exit code is 0, 2 for a user's mistake, or 130 after Ctrl-C."""
-    parser = _Parser(prog="python -m trainer.export", description="Write a checkpoint of the trainer as a plain Hugging Face model.")
-    parser.add_argument("checkpoint", metavar="CKPT", type=Path, help="a checkpoint: OUT/checkpoints/step-NNNNNNNN, or best or last beside it")
-    parser.add_argument("directory", metavar="OUT", type=Path, help="where to write; must not exist or be empty")
+    parser = _Parser(
+        prog="python -m trainer.export",
+        description="Write a checkpoint of the trainer as a plain Hugging Face model.",
+    )
+    parser.add_argument(
+        "checkpoint",
+        metavar="CKPT",
+        type=Path,
+        help="a checkpoint: OUT/checkpoints/step-NNNNNNNN, or best or last beside it",
+    )
+    parser.add_argument(
+        "directory", metavar="OUT", type=Path, help="where to write; must not exist or be empty"
+    )
     names = (*DTYPES, *SHORT_DTYPES)
-    parser.add_argument("--dtype", choices=names, metavar="|".join(names), help="default: save-dtype of the run, else the dtype the model came in")
-    parser.add_argument("--max-shard-size", default=SHARD, metavar="SIZE", help=f"largest file, such as 500MB (default: {SHARD})")
+    parser.add_argument(
+        "--dtype",
+        choices=names,
+        metavar="|".join(names),
+        help="default: save-dtype of the run, else the dtype the model came in",
+    )
+    parser.add_argument(
+        "--max-shard-size",
+        default=SHARD,
+        metavar="SIZE",
+        help=f"largest file, such as 500MB (default: {SHARD})",
+    )
     given = parser.parse_args(sys.argv[1:] if arguments is None else arguments)
     try:
         dtype = SHORT_DTYPES.get(given.dtype, given.dtype)

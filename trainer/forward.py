@@ -12,11 +12,14 @@ from trainer.loss import CrossEntropy, chunked_loss, cross_entropy_sum, head_of,
 from trainer.records import IGNORE
 
 
-def install_loss_forward(model: nn.Module, compiler: Compiler, *, chunks: int, cross_entropy: CrossEntropy = cross_entropy_sum) -> None:
+def install_loss_forward(
+    model: nn.Module, compiler: Compiler, *, chunks: int, cross_entropy: CrossEntropy = cross_entropy_sum
+) -> None:
     """Give ``model`` a forward of ``(labels, input_ids, position_ids, ...)`` that returns the summed loss.
 
-    It is the *module's* forward, so that FSDP2's hooks on the root (which holds embedding, norm and lm_head) surround the loss as well. Compiled
-    here: the loss, the body, or both, as the compiler's scope says; blocks are compiled by :meth:`Compiler.blocks`.
+    It is the *module's* forward, so that FSDP2's hooks on the root (which holds embedding, norm and lm_head)
+    surround the loss as well. Compiled here: the loss, the body, or both, as the compiler's scope says;
+    blocks are compiled by :meth:`Compiler.blocks`.
     """
     body = model.base_model
     head = head_of(model)
@@ -32,7 +35,8 @@ def install_loss_forward(model: nn.Module, compiler: Compiler, *, chunks: int, c
     def loss(labels: Tensor, batch: dict[str, Tensor]) -> Tensor:
         hidden, balance = hidden_states(batch)
         total = chunked_loss(hidden, labels, head, cross_entropy, chunks)
-        # The router's loss is a mean: times this row's loss tokens it survives the division by the global batch's.
+        # The router's loss is a mean: times this row's loss tokens it survives the division by the global
+        # batch's.
         return total if balance is None else total + balance * (labels != IGNORE).sum()
 
     model.forward = _as_forward(compiler.function("model+loss", loss))

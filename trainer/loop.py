@@ -56,10 +56,12 @@ class RunResult:
 
 
 def run(config: TrainConfig) -> RunResult:
-    """Train as ``config`` says, on every rank of the process group (one is made from torchrun's environment, or for this process alone).
+    """Train as ``config`` says, on every rank of the process group (one is made from torchrun's environment,
+    or for this process alone).
 
-    SIGTERM and SIGUSR1 end it after the step, with a checkpoint. Raises ``ValueError`` for a user's mistake and for a last checkpoint that could not
-    be written, :class:`FloatingPointError` for a loss that is not finite; checkpoints written before stay.
+    SIGTERM and SIGUSR1 end it after the step, with a checkpoint. Raises ``ValueError`` for a user's mistake
+    and for a last checkpoint that could not be written, :class:`FloatingPointError` for a loss that is not
+    finite; checkpoints written before stay.
     """
     out = Path(config.output_dir)
     require(config.tracker)
@@ -91,23 +93,46 @@ def _run(
     notes: list[str],
 ) -> RunResult:
     if config.preflight:
-        notes += on_rank_zero(lambda: preflight(config, world=ranks.world, device=ranks.device, settings=settings)) or []
+        notes += (
+            on_rank_zero(lambda: preflight(config, world=ranks.world, device=ranks.device, settings=settings))
+            or []
+        )
         recording.step()  # what the preflight compiled is not the run's
-    data = open_data(config, source.tokenizer, vocabulary=source.config.vocab_size, world=ranks.world, report=notes.append)
+    data = open_data(
+        config, source.tokenizer, vocabulary=source.config.vocab_size, world=ranks.world, report=notes.append
+    )
     state = resume.read(found)
     if state is not None:
-        notes += [*resume.check(state, config, data, world=ranks.world), f"continues {found} after step {state.step} of {len(data.steps)}"]
+        notes += [
+            *resume.check(state, config, data, world=ranks.world),
+            f"continues {found} after step {state.step} of {len(data.steps)}",
+        ]
     elif config.resume is not None:
         notes.append(f"no checkpoint in {out / 'checkpoints'} to continue: starts at step 1")
-    if config.profile_steps is not None and (begin := profile_range(config.profile_steps).start) > len(data.steps):
-        raise ValueError(f"profile-steps begins at step {begin}, this run ends at {len(data.steps)}; give earlier steps")
+    if config.profile_steps is not None and (begin := profile_range(config.profile_steps).start) > len(
+        data.steps
+    ):
+        raise ValueError(
+            f"profile-steps begins at step {begin}, this run ends at {len(data.steps)}; give earlier steps"
+        )
     with contextlib.ExitStack() as stack:
-        metrics = stack.enter_context(Metrics(out / "metrics.jsonl", total=len(data.steps), enabled=ranks.rank == 0, append=state is not None))
+        metrics = stack.enter_context(
+            Metrics(
+                out / "metrics.jsonl",
+                total=len(data.steps),
+                enabled=ranks.rank == 0,
+                append=state is not None,
+            )
+        )
         for note in notes:
             metrics.say(note)
         names = config.tracker if ranks.rank == 0 else ()
-        trackers = stack.enter_context(Trackers(names, out, config.to_dict(), say=metrics.say, resumed=state is not None))
-        profiling = stack.enter_context(Profiling(config.profile_steps, out / "profile", rank=ranks.rank, say=metrics.say))
+        trackers = stack.enter_context(
+            Trackers(names, out, config.to_dict(), say=metrics.say, resumed=state is not None)
+        )
+        profiling = stack.enter_context(
+            Profiling(config.profile_steps, out / "profile", rank=ranks.rank, say=metrics.say)
+        )
         cached = load_cache(config)
         started = time.perf_counter()
         program = build(
@@ -121,30 +146,62 @@ def _run(
         )
         if plan is not None:
             device = torch.cuda.get_device_name(ranks.device) if ranks.device.type == "cuda" else "cpu"
-            check_fingerprint(plan, config, model_config=source.config, attn=source.attn, dtype=program.dtype, device=device, world=ranks.world)
+            check_fingerprint(
+                plan,
+                config,
+                model_config=source.config,
+                attn=source.attn,
+                dtype=program.dtype,
+                device=device,
+                world=ranks.world,
+            )
         recording.watch(program.model, program.blocks, compiled="block" in program.compiler.graphs)
         profiling.name_regions(program.blocks, program.compiler)
         optimizer = make_optimizer(program.model, config)
         own = load(found, program.model, optimizer) if found else []
         assets = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         on_rank_zero(lambda: write_assets(source, config.compile_plan, assets))
-        saver = stack.enter_context(Saver(out / "checkpoints", assets, device=ranks.device, keep=config.keep_checkpoints, say=metrics.say))
-        for line in resume.make_way(found, state, out) + describe(program, data, config, time.perf_counter() - started, cached):
+        saver = stack.enter_context(
+            Saver(
+                out / "checkpoints",
+                assets,
+                device=ranks.device,
+                keep=config.keep_checkpoints,
+                say=metrics.say,
+            )
+        )
+        for line in resume.make_way(found, state, out) + describe(
+            program, data, config, time.perf_counter() - started, cached
+        ):
             metrics.say(line)
         noted = {"trainer": config.to_dict(), "torch": settings, "unsafe": list(plan.unsafe) if plan else []}
-        with Monitor(program.model, run_dir=out / "run", quiet=True, plan=config.compile_plan, settings=noted, sinks=trackers.sinks()):
+        with Monitor(
+            program.model,
+            run_dir=out / "run",
+            quiet=True,
+            plan=config.compile_plan,
+            settings=noted,
+            sinks=trackers.sinks(),
+        ):
             if plan is not None:
                 warm(program, plan)
-                metrics.say(f"warmed {len(plan.rows)} regimes in {recording.step()['compile_seconds']:.1f} s of compiling")
-            trainer = _Trainer(config, program, data, recording, metrics, optimizer, out, ranks, trackers, profiling, saver)
+                metrics.say(
+                    f"warmed {len(plan.rows)} regimes in {recording.step()['compile_seconds']:.1f} s of compiling"
+                )
+            trainer = _Trainer(
+                config, program, data, recording, metrics, optimizer, out, ranks, trackers, profiling, saver
+            )
             if again := trainer.compile_again([rank.compiled for rank in own]):
-                metrics.say(f"compiled as before from {again} batches in {recording.step()['compile_seconds']:.1f} s")
+                metrics.say(
+                    f"compiled as before from {again} batches in {recording.step()['compile_seconds']:.1f} s"
+                )
             rng.seed(config.seed, ranks.rank)
             if ranks.rank < len(own):
                 rng.restore(own[ranks.rank].rng, ranks.device)
             with StopSignals() as signals:
                 trainer.train(state, signals)
-                # Still heard: a scheduler and torchrun both pass a signal on, and the second must not end the checkpoint of the first.
+                # Still heard: a scheduler and torchrun both pass a signal on, and the second must not end the
+                # checkpoint of the first.
                 result = trainer.finish()
                 if result.stopped and ranks.rank == 0:
                     signals.mark(out, result.steps)
@@ -167,7 +224,13 @@ class _Trainer:
         saver: Saver,
     ) -> None:
         self.trackers, self.profiling, self.saver = trackers, profiling, saver
-        self.config, self.program, self.data, self.recording, self.metrics = config, program, data, recording, metrics
+        self.config, self.program, self.data, self.recording, self.metrics = (
+            config,
+            program,
+            data,
+            recording,
+            metrics,
+        )
         self.optimizer, self.out, self.ranks = optimizer, out, ranks
         self.stepper = Stepper(program, optimizer, config)
         self.compiles = resume.Compiles(lambda: sum(program.compiler.graphs.values()))
@@ -178,11 +241,15 @@ class _Trainer:
         self.step, self.tokens, self.loss, self.stopped = 0, 0, math.nan, False
 
     def compile_again(self, histories: list[list[list[int]]]) -> int:
-        """Compile what a resumed run had compiled, in the same order; returns from how many batches. Collective."""
+        """Compile what a resumed run had compiled, in the same order; returns from how many batches.
+        Collective.
+        """
         return self.compiles.replay(
             histories,
             train=lambda step: self._batches(self.data.steps[step - 1 : step], self.data.train),
-            validate=lambda batch: self._batches(self.data.validation_steps[batch : batch + 1], self.data.validation),
+            validate=lambda batch: self._batches(
+                self.data.validation_steps[batch : batch + 1], self.data.validation
+            ),
             stepper=self.stepper,
             program=self.program,
         )
@@ -199,7 +266,9 @@ class _Trainer:
             started = time.perf_counter()
             self.recording.recorder.step = step
             lr = learning_rate(self.config, step, total)
-            measure_leak = bool(self.config.osft_leak_every) and (step % self.config.osft_leak_every == 0 or step == total)
+            measure_leak = bool(self.config.osft_leak_every) and (
+                step % self.config.osft_leak_every == 0 or step == total
+            )
             with self.profiling.step(step):
                 figures = self.stepper.step(batches, plan.loss_tokens, lr=lr, leak=measure_leak)
             seconds = time.perf_counter() - started
@@ -208,8 +277,15 @@ class _Trainer:
             loss = self.loss = figures["loss"]
             last_of_epoch = step == total or self.data.steps[step].epoch != plan.epoch
             if not math.isfinite(loss):
-                lines = sorted(self.data.train.samples[i].line for micro in plan.rows for row in micro for i in row.samples)
-                raise FloatingPointError(f"step {step}: loss is {loss}; the batch is lines {lines} of the data. Checkpoints written before are kept")
+                lines = sorted(
+                    self.data.train.samples[i].line
+                    for micro in plan.rows
+                    for row in micro
+                    for i in row.samples
+                )
+                raise FloatingPointError(
+                    f"step {step}: loss is {loss}; the batch is lines {lines} of the data. Checkpoints written before are kept"
+                )
             record = {
                 "step": step, "epoch": plan.epoch, "lr": lr, **figures,
                 "samples": plan.samples, "tokens": plan.tokens, "loss_tokens": plan.loss_tokens, "total_tokens": self.tokens,
@@ -219,9 +295,13 @@ class _Trainer:
             }  # fmt: skip
             if step == first:
                 self._after_first_step(record)
-            if self.data.validation is not None and (step % self.config.validate_every == 0 if self.config.validate_every else last_of_epoch):
+            if self.data.validation is not None and (
+                step % self.config.validate_every == 0 if self.config.validate_every else last_of_epoch
+            ):
                 record["val_loss"] = self.validate()
-                improved = math.isfinite(record["val_loss"]) and (self.best is None or record["val_loss"] < self.best.loss)
+                improved = math.isfinite(record["val_loss"]) and (
+                    self.best is None or record["val_loss"] < self.best.loss
+                )
             else:
                 improved = False
             self.metrics.write(record)
@@ -251,22 +331,34 @@ class _Trainer:
         )  # fmt: skip
 
     def _mfu(self, tokens: int, seconds: float) -> float | None:
-        return None if self.peak is None else round(self.flops * tokens / seconds / (self.peak * self.ranks.world), 4)
+        return (
+            None
+            if self.peak is None
+            else round(self.flops * tokens / seconds / (self.peak * self.ranks.world), 4)
+        )
 
     def _after_first_step(self, record: dict[str, Any]) -> None:
         self.program.compiler.verify()
-        if "block" in self.program.compiler.graphs and (eager := self.recording.eager_blocks(self.program.blocks)):
-            raise ValueError(f"{len(eager)} blocks ran no compiled graph, the first is {eager[0]}; run `cftdiag check`")
+        if "block" in self.program.compiler.graphs and (
+            eager := self.recording.eager_blocks(self.program.blocks)
+        ):
+            raise ValueError(
+                f"{len(eager)} blocks ran no compiled graph, the first is {eager[0]}; run `cftdiag check`"
+            )
         if used := memory(self.ranks.device):
             record["memory"] = used
-            self.metrics.say(f"memory: peak {used['peak'] / 2**30:.1f} GiB of {used['total'] / 2**30:.1f} GiB")
+            self.metrics.say(
+                f"memory: peak {used['peak'] / 2**30:.1f} GiB of {used['total'] / 2**30:.1f} GiB"
+            )
         save_cache(self.config, say=self.metrics.say)
 
     def validate(self) -> float:
         """Mean loss per loss token over the validation set. Collective."""
         total, count = torch.zeros((), dtype=torch.float64, device=self.ranks.device), 0
         self.program.model.eval()
-        for number, (plan, batches) in enumerate(self._batches(self.data.validation_steps, self.data.validation)):
+        for number, (plan, batches) in enumerate(
+            self._batches(self.data.validation_steps, self.data.validation)
+        ):
             total += self.stepper.evaluate(batches)
             self.compiles.note(self.step, number)
             count += plan.loss_tokens
@@ -284,14 +376,18 @@ class _Trainer:
         self.saver.save(collect(self.program.model, self.optimizer), own, state)
 
     def finish(self) -> RunResult:
-        """Wait for the last checkpoint; export, unless a signal asked to be quick. Raises ``ValueError`` when that checkpoint failed. Collective."""
+        """Wait for the last checkpoint; export, unless a signal asked to be quick. Raises ``ValueError`` when
+        that checkpoint failed. Collective.
+        """
         self.saver.wait()
         if self.config.export and not self.stopped:
             dtype = dtype_of(self.config.save_dtype) if self.config.save_dtype else self.program.source.dtype
             export(self.program.model, self.program.source, self.out / "hf", dtype=dtype)
             self.metrics.say(f"exported {self.out / 'hf'}")
         on_rank_zero(self.saver.require)
-        return RunResult(steps=self.step, tokens=self.tokens, loss=self.loss, output_dir=self.out, stopped=self.stopped)
+        return RunResult(
+            steps=self.step, tokens=self.tokens, loss=self.loss, output_dir=self.out, stopped=self.stopped
+        )
 
 
 def _calibration(data: Data) -> list[dict[str, Any]]:

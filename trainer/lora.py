@@ -13,7 +13,9 @@ from trainer.targets import find_targets, is_conv1d
 
 
 class LoRALinear(nn.Module):
-    """``y = x W^T + b + scale (x A^T) B^T``, W frozen; A rank x in, B out x rank starts at zero (arXiv 2106.09685)."""
+    """``y = x W^T + b + scale (x A^T) B^T``, W frozen; A rank x in, B out x rank starts at zero (arXiv
+    2106.09685).
+    """
 
     def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, *, rank: int, scale: float) -> None:
         super().__init__()
@@ -29,11 +31,15 @@ class LoRALinear(nn.Module):
 
 
 def adapt(model: nn.Module, *, rank: int, alpha: float, patterns: tuple[str, ...] = ()) -> list[str]:
-    """Freeze the model and put adapters on its targets, in place; returns their names. Raises ``ValueError`` when nothing matches."""
+    """Freeze the model and put adapters on its targets, in place; returns their names. Raises ``ValueError``
+    when nothing matches.
+    """
     targets = find_targets(model, patterns)
     conv = next((name for name, module in targets.items() if is_conv1d(module)), None)
     if conv is not None:
-        raise ValueError(f"lora does not take Conv1D targets ({conv}); use --osft or full fine-tuning for {model.config.model_type}")
+        raise ValueError(
+            f"lora does not take Conv1D targets ({conv}); use --osft or full fine-tuning for {model.config.model_type}"
+        )
     model.requires_grad_(False)
     for name, linear in targets.items():
         set_module(model, name, LoRALinear(linear.weight, linear.bias, rank=rank, scale=alpha / rank))

@@ -17,7 +17,8 @@ CrossEntropy = Callable[[Tensor, Tensor], Tensor]
 
 
 def cross_entropy_sum(logits: Tensor, labels: Tensor) -> Tensor:
-    """Summed cross entropy of logits (..., vocabulary) against labels (...) that were shifted in the data; a float32 scalar.
+    """Summed cross entropy of logits (..., vocabulary) against labels (...) that were shifted in the data; a
+    float32 scalar.
 
     The upcast is in here so that a compiler fuses it with the softmax instead of storing float32 logits.
     """
@@ -25,18 +26,29 @@ def cross_entropy_sum(logits: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(upcast.flatten(0, -2), labels.flatten(), ignore_index=IGNORE, reduction="sum")
 
 
-def chunked_loss(hidden: Tensor, labels: Tensor, head: Callable[[Tensor], Tensor], cross_entropy: CrossEntropy, chunks: int) -> Tensor:
-    """``cross_entropy(head(hidden), labels)`` with the logits of one chunk alive at a time, in forward and in backward.
+def chunked_loss(
+    hidden: Tensor, labels: Tensor, head: Callable[[Tensor], Tensor], cross_entropy: CrossEntropy, chunks: int
+) -> Tensor:
+    """``cross_entropy(head(hidden), labels)`` with the logits of one chunk alive at a time, in forward and in
+    backward.
 
-    ``hidden`` is 1 x S x H, ``labels`` 1 x S. Each chunk's logits are dropped after forward and computed again in backward: one more lm_head
-    forward for ``1 / chunks`` of the memory.
+    ``hidden`` is 1 x S x H, ``labels`` 1 x S. Each chunk's logits are dropped after forward and computed
+    again in backward: one more lm_head forward for ``1 / chunks`` of the memory.
     """
     if chunks == 1:
         return cross_entropy(head(hidden), labels)
     total = None
     for part, part_labels in zip(hidden.chunk(chunks, dim=1), labels.chunk(chunks, dim=1), strict=True):
         if torch.is_grad_enabled():
-            loss = checkpoint(_head_and_loss, head, cross_entropy, part, part_labels, use_reentrant=False, preserve_rng_state=False)
+            loss = checkpoint(
+                _head_and_loss,
+                head,
+                cross_entropy,
+                part,
+                part_labels,
+                use_reentrant=False,
+                preserve_rng_state=False,
+            )
         else:
             loss = cross_entropy(head(part), part_labels)
         total = loss if total is None else total + loss
@@ -44,12 +56,15 @@ def chunked_loss(hidden: Tensor, labels: Tensor, head: Callable[[Tensor], Tensor
     return total
 
 
-def _head_and_loss(head: Callable[[Tensor], Tensor], cross_entropy: CrossEntropy, hidden: Tensor, labels: Tensor) -> Tensor:
+def _head_and_loss(
+    head: Callable[[Tensor], Tensor], cross_entropy: CrossEntropy, hidden: Tensor, labels: Tensor
+) -> Tensor:
     return cross_entropy(head(hidden), labels)
 
 
 def head_of(model: nn.Module) -> Callable[[Tensor], Tensor]:
-    """From last hidden states to logits as the model's own forward does it: lm_head, then scaling and soft capping where the family has them.
+    """From last hidden states to logits as the model's own forward does it: lm_head, then scaling and soft
+    capping where the family has them.
 
     :func:`verify_head` holds it against the model's own forward.
     """
@@ -58,7 +73,8 @@ def head_of(model: nn.Module) -> Callable[[Tensor], Tensor]:
     # One of these at most is not 1: Granite divides by logits_scaling, Cohere multiplies by logit_scale.
     factor = (getattr(model, "logit_scale", None) or 1.0) / (getattr(config, "logits_scaling", None) or 1.0)
     limit = getattr(config, "final_logit_softcapping", None)
-    # 0-D tensors: a Python float in the closure becomes a symbol under dynamic=True, which a checkpointed chunk inside of a graph cannot take in.
+    # 0-D tensors: a Python float in the closure becomes a symbol under dynamic=True, which a checkpointed
+    # chunk inside of a graph cannot take in.
     scale = None if factor == 1.0 else torch.tensor(factor)
     cap = None if limit is None else torch.tensor(float(limit))
 
@@ -74,9 +90,11 @@ def head_of(model: nn.Module) -> Callable[[Tensor], Tensor]:
 
 
 def verify_head(model: nn.Module) -> None:
-    """Raise ``ValueError`` when :func:`head_of` and the model's own forward disagree; ``model`` is the plain one, with weights.
+    """Raise ``ValueError`` when :func:`head_of` and the model's own forward disagree; ``model`` is the plain
+    one, with weights.
 
-    The model's forward runs with its body replaced by given hidden states, so that this costs one lm_head on eight tokens.
+    The model's forward runs with its body replaced by given hidden states, so that this costs one lm_head on
+    eight tokens.
     """
     weight = model.get_output_embeddings().weight
     hidden = torch.randn(1, 8, weight.shape[1], generator=torch.Generator().manual_seed(0)).to(weight.dtype)
@@ -90,7 +108,9 @@ def verify_head(model: nn.Module) -> None:
             setattr(model, prefix, body)
         if not torch.allclose(head_of(model)(hidden).float(), expected.float(), rtol=1e-2, atol=1e-3):
             name = type(model).__name__
-            raise ValueError(f"{name} does more to its logits than lm_head, scaling and soft capping; this trainer would train another loss")
+            raise ValueError(
+                f"{name} does more to its logits than lm_head, scaling and soft capping; this trainer would train another loss"
+            )
 
 
 class _GivenHidden(nn.Module):
@@ -103,7 +123,9 @@ class _GivenHidden(nn.Module):
 
 
 class _Output:
-    """What a body returns, whatever fields the family reads from it: the hidden states, and None for all else."""
+    """What a body returns, whatever fields the family reads from it: the hidden states, and None for all
+    else.
+    """
 
     def __init__(self, hidden: Tensor) -> None:
         self.last_hidden_state = hidden
@@ -116,10 +138,16 @@ class _Output:
 
 
 def router_loss_of(model: nn.Module) -> Callable[[Any], Tensor] | None:
-    """The load-balancing loss of a mixture of experts times its coefficient, when the config asks for it, as a mean over tokens."""
+    """The load-balancing loss of a mixture of experts times its coefficient, when the config asks for it, as
+    a mean over tokens.
+    """
     config = model.config
     balance = getattr(sys.modules[type(model).__module__], "load_balancing_loss_func", None)
     if not getattr(config, "output_router_logits", False) or balance is None:
         return None
-    experts = next(getattr(config, name) for name in ("num_local_experts", "num_experts") if hasattr(config, name))
-    return lambda router_logits: config.router_aux_loss_coef * balance(router_logits, experts, config.num_experts_per_tok)
+    experts = next(
+        getattr(config, name) for name in ("num_local_experts", "num_experts") if hasattr(config, name)
+    )
+    return lambda router_logits: (
+        config.router_aux_loss_coef * balance(router_logits, experts, config.num_experts_per_tok)
+    )

@@ -1,4 +1,6 @@
-"""Is the compiled loss the loss? Value and gradients by the run's own backend, on its own device, against eager, on small real tensors."""
+"""Is the compiled loss the loss? Value and gradients by the run's own backend, on its own device, against
+eager, on small real tensors.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +24,19 @@ POSITIONS = (48, 40, 56)
 WIDTH = 32
 
 
-def compare_loss(config: TrainConfig, model_config: Any, backend: Callable[..., Any], *, device: torch.device, dtype: torch.dtype) -> list[str]:
-    """What is wrong with the compiled loss of ``config.scope``, one text each; empty when value and gradients are those of eager.
+def compare_loss(
+    config: TrainConfig,
+    model_config: Any,
+    backend: Callable[..., Any],
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> list[str]:
+    """What is wrong with the compiled loss of ``config.scope``, one text each; empty when value and gradients
+    are those of eager.
 
-    The head is a real one of the model's vocabulary, scaling and soft capping, but 32 wide. Forgets everything that Dynamo has compiled so far.
+    The head is a real one of the model's vocabulary, scaling and soft capping, but 32 wide. Forgets
+    everything that Dynamo has compiled so far.
     """
     compiler = Compiler(config.scope, backend, dynamic=config.dynamic)
     region = next((name for name in compiler.graphs if name.endswith("loss")), None)
@@ -38,7 +49,9 @@ def compare_loss(config: TrainConfig, model_config: Any, backend: Callable[..., 
         lm_head.weight.copy_(torch.randn(vocabulary, WIDTH, generator=generator))
     lm_head.to(device, dtype)
     stand_in: Any = types.SimpleNamespace(
-        config=model_config, get_output_embeddings=lambda: lm_head, logit_scale=getattr(model_config, "logit_scale", None)
+        config=model_config,
+        get_output_embeddings=lambda: lm_head,
+        logit_scale=getattr(model_config, "logit_scale", None),
     )
     head = head_of(stand_in)
 
@@ -46,7 +59,11 @@ def compare_loss(config: TrainConfig, model_config: Any, backend: Callable[..., 
         return lambda hidden, labels: chunked_loss(hidden, labels, head, cross_entropy, config.loss_chunks)
 
     eager = whole(cross_entropy_sum)
-    compiled = whole(compiler.function("loss", cross_entropy_sum)) if region == "loss" else compiler.function("model+loss", eager)
+    compiled = (
+        whole(compiler.function("loss", cross_entropy_sum))
+        if region == "loss"
+        else compiler.function("model+loss", eager)
+    )
 
     found: list[str] = []
     try:
@@ -59,26 +76,36 @@ def compare_loss(config: TrainConfig, model_config: Any, backend: Callable[..., 
             try:
                 got = _values(compiled, hidden, labels.to(device), lm_head)
             except Exception as error:  # noqa: BLE001 - whatever a backend raises here it would raise at step 1
-                return [f"the compiled loss raises {type(error).__name__}: {' '.join(str(error).split())[:300]}"]
+                return [
+                    f"the compiled loss raises {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+                ]
             found += _differences(wanted, got, TOLERANCE.get(dtype, LOW_PRECISION))
     finally:
         torch._dynamo.reset()
     return list(dict.fromkeys(found))
 
 
-def _values(loss: Callable[[Tensor, Tensor], Tensor], hidden: Tensor, labels: Tensor, lm_head: nn.Linear) -> dict[str, Tensor]:
+def _values(
+    loss: Callable[[Tensor, Tensor], Tensor], hidden: Tensor, labels: Tensor, lm_head: nn.Linear
+) -> dict[str, Tensor]:
     lm_head.weight.grad = None
     given = hidden.clone().requires_grad_()
     value = loss(given, labels)
     value.backward()
     assert given.grad is not None and lm_head.weight.grad is not None
-    return {"loss": value.detach(), "gradient of the hidden states": given.grad, "gradient of lm_head": lm_head.weight.grad}
+    return {
+        "loss": value.detach(),
+        "gradient of the hidden states": given.grad,
+        "gradient of lm_head": lm_head.weight.grad,
+    }
 
 
 def _differences(wanted: dict[str, Tensor], got: dict[str, Tensor], tolerance: float) -> list[str]:
     found = []
     for name, value in wanted.items():
-        relative = ((got[name].double() - value.double()).norm() / value.double().norm().clamp_min(1e-30)).item()
+        relative = (
+            (got[name].double() - value.double()).norm() / value.double().norm().clamp_min(1e-30)
+        ).item()
         if not relative <= tolerance:  # also for NaN
             found.append(f"the compiled {name} differs from eager's by {relative:.1%}")
     return found

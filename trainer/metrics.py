@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
-#: Dense bfloat16 peak in FLOP/s by a part of the device's name, from the vendors' data sheets (without sparsity).
+#: Dense bfloat16 peak in FLOP/s by a part of the device's name, from the vendors' data sheets (without
+#: sparsity).
 _PEAK = {"A100": 312e12, "H100": 989e12, "H200": 989e12, "B200": 2250e12}
 
 
@@ -44,7 +45,9 @@ class Metrics:
             self._progress.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
         if self._enabled:
             self._progress.stop()
             with contextlib.suppress(OSError):
@@ -69,7 +72,8 @@ class Metrics:
         self._progress.update(self._task, completed=record["step"], description=text)
 
     def _put(self, line: str) -> None:
-        # A full disk may get room again, and until then the line waits in the file's buffer: training goes on.
+        # A full disk may get room again, and until then the line waits in the file's buffer: training goes
+        # on.
         try:
             self._file.write(line)
             self._file.flush()
@@ -80,7 +84,9 @@ class Metrics:
 
 
 def _set_aside(path: Path) -> None:
-    """Move what another run wrote to ``metrics.jsonl.1`` or the next number that is free, as its checkpoints are."""
+    """Move what another run wrote to ``metrics.jsonl.1`` or the next number that is free, as its checkpoints
+    are.
+    """
     if path.exists() and path.stat().st_size:
         number = 1
         while (aside := path.with_name(f"{path.name}.{number}")).exists():
@@ -108,7 +114,9 @@ def summary(record: dict[str, Any]) -> str:
 
 
 def flops_per_token(model: nn.Module) -> int:
-    """6 N: forward and backward of the parameters that take part in a matmul (PaLM's convention, attention and recomputation not counted)."""
+    """6 N: forward and backward of the parameters that take part in a matmul (PaLM's convention, attention
+    and recomputation not counted).
+    """
     embedding = model.get_input_embeddings().weight.numel()
     tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
     return 6 * (sum(p.numel() for p in model.parameters()) - (0 if tied else embedding))

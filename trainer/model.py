@@ -102,7 +102,9 @@ def model_class(config: Any) -> type[nn.Module]:
     try:
         return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     except KeyError as error:
-        raise ValueError(f"{getattr(config, 'model_type', type(config).__name__)!r} is not a causal language model of transformers") from error
+        raise ValueError(
+            f"{getattr(config, 'model_type', type(config).__name__)!r} is not a causal language model of transformers"
+        ) from error
 
 
 def build_meta(source: Source, *, dtype: torch.dtype) -> nn.Module:
@@ -118,21 +120,30 @@ def load_weights(source: Source, *, dtype: torch.dtype, seed: int) -> nn.Module:
     """The model with its weights on the CPU: from disk or hub, or initialised at random from ``seed``."""
     from transformers import AutoModelForCausalLM
 
-    # A copy: transformers notes the attention in the config it is given, and that one belongs to the model that is trained.
+    # A copy: transformers notes the attention in the config it is given, and that one belongs to the model
+    # that is trained.
     config = copy.deepcopy(source.config)
     if source.path is None:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             return AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=dtype).eval()
     try:
-        return AutoModelForCausalLM.from_pretrained(source.path, config=config, attn_implementation="eager", dtype=dtype)
+        return AutoModelForCausalLM.from_pretrained(
+            source.path, config=config, attn_implementation="eager", dtype=dtype
+        )
     except (OSError, RuntimeError) as error:
         raise ValueError(f"cannot load the weights of {source.path!r}: {_first_line(error)}") from error
 
 
 def find_blocks(model: nn.Module) -> dict[str, nn.Module]:
-    """The decoder blocks by name: the entries of the longest ModuleList. Raises ``ValueError`` when there is none."""
-    lists = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.ModuleList) and len(module)]
+    """The decoder blocks by name: the entries of the longest ModuleList. Raises ``ValueError`` when there is
+    none.
+    """
+    lists = [
+        (name, module)
+        for name, module in model.named_modules()
+        if isinstance(module, nn.ModuleList) and len(module)
+    ]
     if not lists:
         raise ValueError(f"{type(model).__name__} has no list of blocks")
     name, blocks = max(lists, key=lambda item: len(item[1]))

@@ -12,27 +12,40 @@ from trainer.config import TrainConfig
 
 
 def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
-    """Over the parameters that are trained, with its states in place. Raises ``ValueError`` when there are none."""
+    """Over the parameters that are trained, with its states in place. Raises ``ValueError`` when there are
+    none.
+    """
     trained = [p for p in model.parameters() if p.requires_grad]
     if not trained:
         raise ValueError("nothing to train: every parameter is frozen")
     optimizer = torch.optim.AdamW(
-        trained, lr=config.peak_learning_rate, betas=(config.beta1, config.beta2), eps=config.eps, weight_decay=config.weight_decay
+        trained,
+        lr=config.peak_learning_rate,
+        betas=(config.beta1, config.beta2),
+        eps=config.eps,
+        weight_decay=config.weight_decay,
     )
-    # As AdamW itself would begin, but for all parameters and now: a checkpoint is read into these, and has the same keys whichever parameters
-    # (experts) have had a gradient by then.
+    # As AdamW itself would begin, but for all parameters and now: a checkpoint is read into these, and has
+    # the same keys whichever parameters (experts) have had a gradient by then.
     for parameter in trained:
-        moments = {name: torch.zeros_like(parameter, memory_format=torch.preserve_format) for name in ("exp_avg", "exp_avg_sq")}
+        moments = {
+            name: torch.zeros_like(parameter, memory_format=torch.preserve_format)
+            for name in ("exp_avg", "exp_avg_sq")
+        }
         optimizer.state[parameter] = {"step": torch.tensor(0.0, dtype=torch.get_default_dtype()), **moments}
     return optimizer
 
 
 def learning_rate(config: TrainConfig, step: int, total: int) -> float:
-    """Of optimizer step ``step`` (1-based) of ``total``: linear warm-up to the peak, then the schedule down to ``min_lr_ratio``."""
+    """Of optimizer step ``step`` (1-based) of ``total``: linear warm-up to the peak, then the schedule down
+    to ``min_lr_ratio``.
+    """
     if step <= config.warmup_steps:
         return config.peak_learning_rate * step / config.warmup_steps
     done = (step - config.warmup_steps) / max(1, total - config.warmup_steps)
-    share = {"constant": 1.0, "linear": 1 - done, "cosine": 0.5 * (1 + math.cos(math.pi * done))}[config.lr_scheduler]
+    share = {"constant": 1.0, "linear": 1 - done, "cosine": 0.5 * (1 + math.cos(math.pi * done))}[
+        config.lr_scheduler
+    ]
     if config.lr_scheduler != "constant":
         share = config.min_lr_ratio + (1 - config.min_lr_ratio) * share
     return config.peak_learning_rate * share

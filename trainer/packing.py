@@ -1,7 +1,8 @@
 """Which samples go into which row of which rank: longest first, the same on every rank, without torch.
 
-The check derives the lengths it compiles for from :func:`steps`, so that it sees exactly the rows that training will see. A *row* is one packed
-sequence of several documents, forwarded with batch dimension 1; an optimizer step has one or more *microsteps* of one row per rank.
+The check derives the lengths it compiles for from :func:`steps`, so that it sees exactly the rows that
+training will see. A *row* is one packed sequence of several documents, forwarded with batch dimension 1; an
+optimizer step has one or more *microsteps* of one row per rank.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ class Row:
     """One packed row: indices of samples, in order, and the padded length."""
 
     samples: tuple[int, ...]
-    """Empty for a rank that has nothing to do in this microstep: it forwards padding so that the collectives match."""
+    """Empty for a rank that has nothing to do in this microstep: it forwards padding so that the collectives
+    match.
+    """
     length: int
 
 
@@ -58,10 +61,12 @@ class Shape:
     buckets: tuple[int, ...] = ()
 
     def padded(self, length: int) -> int:
-        """``length`` rounded up to the multiple, with at least one padding token where the row has room, then to the smallest bucket that holds it.
+        """``length`` rounded up to the multiple, with at least one padding token where the row has room, then
+        to the smallest bucket that holds it.
 
-        Padding is a document of its own. With some in every row the model always sees several documents, and so always builds an attention mask:
-        a row of one document would run without one, which is another compiled graph.
+        Padding is a document of its own. With some in every row the model always sees several documents, and
+        so always builds an attention mask: a row of one document would run without one, which is another
+        compiled graph.
         """
         rounded = -(-(length + 1) // self.multiple) * self.multiple
         if rounded > self.capacity:
@@ -70,10 +75,12 @@ class Shape:
 
 
 def pack(lengths: Sequence[int], shape: Shape) -> list[list[list[int]]]:
-    """Positions in ``lengths`` by microstep and rank, with as few microsteps as longest-first placement allows.
+    """Positions in ``lengths`` by microstep and rank, with as few microsteps as longest-first placement
+    allows.
 
-    Each sample goes to the row with the fewest tokens so far, longest sample first; ties by position, so that every rank computes the same.
-    Rows of one microstep have similar lengths because microsteps take them in order of length. Raises ``ValueError`` for a sample that fits no row.
+    Each sample goes to the row with the fewest tokens so far, longest sample first; ties by position, so that
+    every rank computes the same. Rows of one microstep have similar lengths because microsteps take them in
+    order of length. Raises ``ValueError`` for a sample that fits no row.
     """
     for position, length in enumerate(lengths):
         if length > shape.capacity:
@@ -106,7 +113,9 @@ def epoch_order(count: int, *, seed: int, epoch: int, shuffle: bool = True) -> l
     return order
 
 
-def epoch_steps(samples: Sequence[Sample], shape: Shape, *, batch_size: int, seed: int, epoch: int, shuffle: bool = True) -> Iterator[Step]:
+def epoch_steps(
+    samples: Sequence[Sample], shape: Shape, *, batch_size: int, seed: int, epoch: int, shuffle: bool = True
+) -> Iterator[Step]:
     """The optimizer steps of one epoch; the last may hold fewer samples.
 
     A batch without a single loss token is left out: it has no gradient, and no divisor.
@@ -127,11 +136,17 @@ def epoch_steps(samples: Sequence[Sample], shape: Shape, *, batch_size: int, see
         )
 
 
-def _microstep(ranks: list[list[int]], batch: Sequence[int], lengths: Sequence[int], shape: Shape) -> tuple[Row, ...]:
+def _microstep(
+    ranks: list[list[int]], batch: Sequence[int], lengths: Sequence[int], shape: Shape
+) -> tuple[Row, ...]:
     padded = [shape.padded(sum(lengths[i] for i in positions)) for positions in ranks]
-    # An idle rank takes the length of a busy one: the others wait for it anyway, and it brings no shape of its own to compile.
+    # An idle rank takes the length of a busy one: the others wait for it anyway, and it brings no shape of
+    # its own to compile.
     rows = zip(ranks, padded, strict=True)
-    return tuple(Row(samples=tuple(batch[i] for i in positions), length=length if positions else max(padded)) for positions, length in rows)
+    return tuple(
+        Row(samples=tuple(batch[i] for i in positions), length=length if positions else max(padded))
+        for positions, length in rows
+    )
 
 
 def steps(
@@ -151,7 +166,9 @@ def steps(
     epoch = 0
     while epochs is None or epoch < epochs:
         for step in epoch_steps(samples, shape, batch_size=batch_size, seed=seed, epoch=epoch):
-            if (max_steps is not None and done >= max_steps) or (max_tokens is not None and tokens >= max_tokens):
+            if (max_steps is not None and done >= max_steps) or (
+                max_tokens is not None and tokens >= max_tokens
+            ):
                 return
             yield step
             done += 1

@@ -1,4 +1,6 @@
-"""Small tasks on byte strings, for experiments that must fit a CPU: each answers six letters with six letters, by a rule of its own."""
+"""Small tasks on byte strings, for experiments that must fit a CPU: each answers six letters with six
+letters, by a rule of its own.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ def _shifted(by: int) -> Rule:
 
 
 def permutation(seed: int) -> Rule:
-    """A substitution of the letters, drawn from ``seed``; two seeds contradict each other on almost every letter."""
+    """A substitution of the letters, drawn from ``seed``; two seeds contradict each other on almost every
+    letter.
+    """
     images = list(LETTERS)
     random.Random(f"permutation/{seed}").shuffle(images)
     table = str.maketrans(LETTERS, "".join(images))
@@ -30,13 +34,18 @@ BASE: Mapping[str, Rule] = {"copy": lambda text: text, "next": _shifted(1), "pre
 
 
 def write(path: Path, rules: Mapping[str, Rule], *, count: int, seed: int) -> Path:
-    """A JSONL file of ``count`` conversations such as ``copy abcabc`` -> ``abcabc``, evenly over ``rules``; returns ``path``."""
+    """A JSONL file of ``count`` conversations such as ``copy abcabc`` -> ``abcabc``, evenly over ``rules``;
+    returns ``path``.
+    """
     rng = random.Random(f"{seed}/{path.name}")
     words = list(rules)
     with open(path, "w", encoding="utf-8") as file:
         for i in range(count):
             word = words[i % len(words)]
             text = "".join(rng.choices(LETTERS, k=LENGTH))
-            turns = [{"role": "user", "content": f"{word} {text}"}, {"role": "assistant", "content": rules[word](text)}]
+            turns = [
+                {"role": "user", "content": f"{word} {text}"},
+                {"role": "assistant", "content": rules[word](text)},
+            ]
             file.write(json.dumps({"messages": turns}) + "\n")
     return path

@@ -1,4 +1,6 @@
-"""A plan of ``cftdiag check --plan``: held against this run, its settings applied, its regimes compiled before step 0."""
+"""A plan of ``cftdiag check --plan``: held against this run, its settings applied, its regimes compiled
+before step 0.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ class CompilePlan:
     torch: dict[str, Any]
     """Settings that are dotted torch config names."""
     rows: tuple[tuple[int, str], ...]
-    """(length, variant) of the rows that represent the regimes, in order. A packed row is one row: regimes of more rows are not met here."""
+    """(length, variant) of the rows that represent the regimes, in order. A packed row is one row: regimes of
+    more rows are not met here.
+    """
 
     @property
     def unsafe(self) -> tuple[str, ...]:
@@ -41,7 +45,9 @@ def read_plan(path: str) -> CompilePlan:
     """Raises ``ValueError`` when the file is no plan or sets what this trainer does not have."""
     plan = load_plan(path)
     settings = {s.key: s.value for s in plan.settings}
-    options = {key.replace("-", "_"): value for key, value in settings.items() if not key.startswith("torch.")}
+    options = {
+        key.replace("-", "_"): value for key, value in settings.items() if not key.startswith("torch.")
+    }
     if unknown := sorted(options.keys() - {f.name for f in dataclasses.fields(TrainConfig)}):
         raise ValueError(f"{path} sets {unknown[0]!r}, which this trainer does not have")
     return CompilePlan(
@@ -49,11 +55,22 @@ def read_plan(path: str) -> CompilePlan:
         plan=plan,
         options=options,
         torch={key: value for key, value in settings.items() if key.startswith("torch.")},
-        rows=tuple((length, variant) for rows, length, variant in plan.warm if rows == 1 and variant != "padded"),
+        rows=tuple(
+            (length, variant) for rows, length, variant in plan.warm if rows == 1 and variant != "padded"
+        ),
     )
 
 
-def check_fingerprint(plan: CompilePlan, config: TrainConfig, *, model_config: Any, attn: str, dtype: torch.dtype, device: str, world: int) -> None:
+def check_fingerprint(
+    plan: CompilePlan,
+    config: TrainConfig,
+    *,
+    model_config: Any,
+    attn: str,
+    dtype: torch.dtype,
+    device: str,
+    world: int,
+) -> None:
     """Raise ``ValueError`` naming the first field in which the plan was made for something else.
 
     ``device`` is ``cpu`` or the GPU's name. The depth is not compared: a run goes deeper than any check.
@@ -78,7 +95,9 @@ def check_fingerprint(plan: CompilePlan, config: TrainConfig, *, model_config: A
 
 
 def warm(program: Program, plan: CompilePlan) -> None:
-    """Forward and backward once for each regime, on all ranks in one order. Random numbers and gradients are afterwards as before. Collective."""
+    """Forward and backward once for each regime, on all ranks in one order. Random numbers and gradients are
+    afterwards as before. Collective.
+    """
     devices = [program.device] if program.device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
         for length, variant in plan.rows:
@@ -90,11 +109,15 @@ def warm(program: Program, plan: CompilePlan) -> None:
 
 
 class _Documents:
-    """Two documents that leave some padding in a row of ``length``, as packed rows have, or one that fills it."""
+    """Two documents that leave some padding in a row of ``length``, as packed rows have, or one that fills
+    it.
+    """
 
     def __init__(self, length: int, *, packed: bool) -> None:
         each = max(1, (length - 1) // 2) if packed else length
-        self._tokens = Tokens(input_ids=array("q", [0] * each), labels=array("q", [IGNORE] + [0] * (each - 1)))
+        self._tokens = Tokens(
+            input_ids=array("q", [0] * each), labels=array("q", [IGNORE] + [0] * (each - 1))
+        )
         self.samples: list[Sample] = [self._tokens.sample(1)] * (2 if packed else 1)
 
     def __getitem__(self, index: int) -> Tokens:

@@ -1,7 +1,8 @@
-"""``--profile-steps a-b``: what these steps did, as a trace that Perfetto (ui.perfetto.dev) and chrome://tracing open, one file a rank.
+"""``--profile-steps a-b``: what these steps did, as a trace that Perfetto (ui.perfetto.dev) and
+chrome://tracing open, one file a rank.
 
-Each block's call, and a compiled loss or model, is a range of its own name. The range is put around the compiled call from outside: a module hook
-would become part of the graph.
+Each block's call, and a compiled loss or model, is a range of its own name. The range is put around the
+compiled call from outside: a module hook would become part of the graph.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The program that training runs: model, wrapping, compiled regions. The check builds the very same, without weights."""
+"""The program that training runs: model, wrapping, compiled regions. The check builds the very same, without
+weights.
+"""
 
 from __future__ import annotations
 
@@ -59,12 +61,14 @@ def build(
     wrap_backend: Callable[[str], Callable[..., Any]] | None = None,
     calibration: Callable[[], list[dict[str, Any]]] | None = None,
 ) -> Program:
-    """Build the model of ``config`` as training would, on the default process group (which must exist; a fake one does).
+    """Build the model of ``config`` as training would, on the default process group (which must exist; a fake
+    one does).
 
-    ``weights=False`` allocates everything and loads and decomposes nothing. ``source`` replaces the model that ``config`` names.
-    ``ranks`` gives the frozen directions of each OSFT target where they are known (from a checkpoint). ``wrap_backend`` maps a backend's name to
-    the callable that compiles. ``calibration`` gives the batches that adaptive ranks are measured on; without weights or calibration the uniform
-    ratio stands in for them. Raises ``ValueError`` for a user's mistake.
+    ``weights=False`` allocates everything and loads and decomposes nothing. ``source`` replaces the model
+    that ``config`` names. ``ranks`` gives the frozen directions of each OSFT target where they are known
+    (from a checkpoint). ``wrap_backend`` maps a backend's name to the callable that compiles. ``calibration``
+    gives the batches that adaptive ranks are measured on; without weights or calibration the uniform ratio
+    stands in for them. Raises ``ValueError`` for a user's mistake.
     """
     device = device or torch.device("cpu")
     source = source or open_source(config)
@@ -73,14 +77,27 @@ def build(
     model = build_meta(source, dtype=stored)
 
     plain = on_rank_zero(lambda: _plain(source, config)) if weights else None
-    targets = apply_method(model, config, ranks=ranks, plain=plain, calibration=calibration if weights else None)
+    targets = apply_method(
+        model, config, ranks=ranks, plain=plain, calibration=calibration if weights else None
+    )
 
-    compiler = Compiler(config.scope, (wrap_backend or lookup_backend)(config.backend), dynamic=config.dynamic)
+    compiler = Compiler(
+        config.scope, (wrap_backend or lookup_backend)(config.backend), dynamic=config.dynamic
+    )
     mesh = make_mesh(device.type, dist.get_world_size(), config.replicas)
-    blocks = parallelize(model, mesh=mesh, compiler=compiler, ac=config.ac, dtype=dtype, loss_chunks=config.loss_chunks)
+    blocks = parallelize(
+        model, mesh=mesh, compiler=compiler, ac=config.ac, dtype=dtype, loss_chunks=config.loss_chunks
+    )
     materialize(model, device)
     if weights:
-        fill_from(model, plain, list(targets), device=device, upcast=dtype_of(config.osft_upcast_dtype), seed=config.seed)
+        fill_from(
+            model,
+            plain,
+            list(targets),
+            device=device,
+            upcast=dtype_of(config.osft_upcast_dtype),
+            seed=config.seed,
+        )
     return Program(
         model=model, blocks=blocks, compiler=compiler, targets=targets, mesh=mesh, source=source,
         varlen=needs_boundaries(source.attn), device=device, dtype=dtype,
@@ -88,7 +105,9 @@ def build(
 
 
 def _plain(source: Source, config: TrainConfig) -> nn.Module:
-    """The plain model with its weights; with ``osft_redecompose`` those of a checkpoint, its factors multiplied out."""
+    """The plain model with its weights; with ``osft_redecompose`` those of a checkpoint, its factors
+    multiplied out.
+    """
     with contextlib.ExitStack() as stack:
         if config.osft_redecompose is not None:
             Path(config.output_dir).mkdir(parents=True, exist_ok=True)
@@ -108,15 +127,21 @@ def apply_method(
     plain: nn.Module | None = None,
     calibration: Callable[[], list[dict[str, Any]]] | None = None,
 ) -> tuple[surgery.Target, ...]:
-    """Turn a plain model, on meta as a rule, into that of the method (OSFT or LoRA), in place and without values; returns OSFT's targets.
+    """Turn a plain model, on meta as a rule, into that of the method (OSFT or LoRA), in place and without
+    values; returns OSFT's targets.
 
     Only adaptive ranks with ``calibration`` need a process group, and ``plain`` (with weights) on its rank 0.
     """
     if config.lora:
-        lora.adapt(model, rank=config.lora_rank, alpha=config.lora_alpha, patterns=config.lora_target_patterns)
+        lora.adapt(
+            model, rank=config.lora_rank, alpha=config.lora_alpha, patterns=config.lora_target_patterns
+        )
         if "block" in config.scope:
-            # The first block's input would be the only one without a gradient: another graph, for a block like all others.
-            model.get_input_embeddings().register_forward_hook(lambda _module, _args, output: output.requires_grad_(torch.is_grad_enabled()))
+            # The first block's input would be the only one without a gradient: another graph, for a block
+            # like all others.
+            model.get_input_embeddings().register_forward_hook(
+                lambda _module, _args, output: output.requires_grad_(torch.is_grad_enabled())
+            )
     if not config.osft:
         return ()
     unfreeze: float | Mapping[str, float] = config.osft_unfreeze_rank_ratio
@@ -127,11 +152,15 @@ def apply_method(
         dist.broadcast_object_list(shared, src=0)
         assert shared[0] is not None
         names = [t.name for t in surgery.plan(model, 0.5, patterns)]
-        unfreeze = by_target(names, list(shared[0]), adaptive(list(shared[0].values()), config.osft_unfreeze_rank_ratio))
+        unfreeze = by_target(
+            names, list(shared[0]), adaptive(list(shared[0].values()), config.osft_unfreeze_rank_ratio)
+        )
     targets = surgery.plan(model, unfreeze, patterns)
     if ranks is not None:
         if ranks.keys() != {t.name for t in targets}:
-            raise ValueError("the checkpoint has other OSFT targets than these options; give the options that it was trained with")
+            raise ValueError(
+                "the checkpoint has other OSFT targets than these options; give the options that it was trained with"
+            )
         targets = [dataclasses.replace(t, high=ranks[t.name]) for t in targets]
     surgery.split(model, targets)
     return tuple(targets)
@@ -145,4 +174,6 @@ def lookup_backend(name: str) -> Callable[..., Any]:
         return lookup_backend(name)
     except Exception as error:  # torch raises its own InvalidBackend, which has no public name
         known = ", ".join(list_backends(exclude_tags=()))
-        raise ValueError(f"unknown compile backend {name!r} (from --compile-backend or TORCH_COMPILE_BACKEND); one of {known}") from error
+        raise ValueError(
+            f"unknown compile backend {name!r} (from --compile-backend or TORCH_COMPILE_BACKEND); one of {known}"
+        ) from error

@@ -1,7 +1,9 @@
-"""What the compiler did in each step, for the metrics: compile seconds, graphs, recompiles, and which blocks ran a graph at all.
+"""What the compiler did in each step, for the metrics: compile seconds, graphs, recompiles, and which blocks
+ran a graph at all.
 
-The run directory is the monitor's; this recorder listens beside it. It must be there before the model is wrapped, because backends are counted by it,
-while the monitor wants the wrapped model; and it numbers a warm-up as step 0, where the monitor is already in step 1.
+The run directory is the monitor's; this recorder listens beside it. It must be there before the model is
+wrapped, because backends are counted by it, while the monitor wants the wrapped model; and it numbers a
+warm-up as step 0, where the monitor is already in step 1.
 """
 
 from __future__ import annotations
@@ -23,14 +25,18 @@ class Recording:
         self._seen = 0
 
     def watch(self, model: nn.Module, blocks: Mapping[str, nn.Module], *, compiled: bool) -> None:
-        """Attribute events to the modules of the wrapped model, and runs of graphs to its blocks when these are compiled."""
+        """Attribute events to the modules of the wrapped model, and runs of graphs to its blocks when these
+        are compiled.
+        """
         self.recorder.watch(model)
         if compiled:
             for name, block in blocks.items():
                 track(block, name, self.recorder)
 
     def step(self) -> dict[str, Any]:
-        """Of the events since the last call: ``compile_seconds``, ``graphs`` (compiled) and ``recompiles`` with block and reason."""
+        """Of the events since the last call: ``compile_seconds``, ``graphs`` (compiled) and ``recompiles``
+        with block and reason.
+        """
         events = self.recorder.events[self._seen :]
         self._seen += len(events)
         compiles = [e for e in events if e.kind == "compile"]
@@ -48,5 +54,9 @@ class Recording:
 def _reason(event: Event) -> str:
     if event.guard is None:
         return "unknown"
-    values = f" (expected {event.guard.expected}, got {event.guard.actual})" if event.guard.actual is not None else ""
+    values = (
+        f" (expected {event.guard.expected}, got {event.guard.actual})"
+        if event.guard.actual is not None
+        else ""
+    )
     return event.guard.expression + values

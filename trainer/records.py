@@ -18,14 +18,20 @@ IGNORE = -100
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Tokens:
-    """One sample: ``labels[i]`` belongs to ``input_ids[i]`` (not yet shifted), :data:`IGNORE` where there is no loss."""
+    """One sample: ``labels[i]`` belongs to ``input_ids[i]`` (not yet shifted), :data:`IGNORE` where there is
+    no loss.
+    """
 
     input_ids: array[int]
     labels: array[int]
 
     def sample(self, line: int) -> Sample:
         """Its length and loss tokens; the first label has no predecessor that could predict it."""
-        return Sample(length=len(self.input_ids), loss_tokens=sum(label != IGNORE for label in self.labels[1:]), line=line)
+        return Sample(
+            length=len(self.input_ids),
+            loss_tokens=sum(label != IGNORE for label in self.labels[1:]),
+            line=line,
+        )
 
 
 def parse(text: str, tokenizer: Any, vocabulary: int) -> Tokens:
@@ -42,13 +48,19 @@ def parse(text: str, tokenizer: Any, vocabulary: int) -> Tokens:
     if "input_ids" in record:
         ids, labels = record["input_ids"], record.get("labels")
         if labels is None:
-            raise ValueError("`input_ids` without `labels` (repeat the ids to learn all of them, -100 masks a position)")
+            raise ValueError(
+                "`input_ids` without `labels` (repeat the ids to learn all of them, -100 masks a position)"
+            )
     elif "messages" in record:
         if tokenizer is None:
-            raise ValueError("`messages` needs a tokenizer, and the model has none; give `input_ids` and `labels`")
+            raise ValueError(
+                "`messages` needs a tokenizer, and the model has none; give `input_ids` and `labels`"
+            )
         ids, labels = render(tokenizer, record["messages"])
     else:
-        raise ValueError(f"neither `messages` nor `input_ids`; its keys are {', '.join(sorted(record)) or 'none'}")
+        raise ValueError(
+            f"neither `messages` nor `input_ids`; its keys are {', '.join(sorted(record)) or 'none'}"
+        )
     _check_integers("input_ids", ids)
     _check_integers("labels", labels)
     if not ids:
@@ -58,17 +70,23 @@ def parse(text: str, tokenizer: Any, vocabulary: int) -> Tokens:
     for name, values in (("input_ids", ids), ("labels", [v for v in labels if v != IGNORE])):
         outside = next((v for v in values if not 0 <= v < vocabulary), None)
         if outside is not None:
-            raise ValueError(f"`{name}` holds {outside}, outside the model's vocabulary of {vocabulary} (is it the model's own tokenizer?)")
+            raise ValueError(
+                f"`{name}` holds {outside}, outside the model's vocabulary of {vocabulary} (is it the model's own tokenizer?)"
+            )
     return Tokens(input_ids=array("q", ids), labels=array("q", labels))
 
 
 def _check_integers(name: str, values: Any) -> None:
-    if not isinstance(values, list) or not all(isinstance(v, int) and not isinstance(v, bool) for v in values):
+    if not isinstance(values, list) or not all(
+        isinstance(v, int) and not isinstance(v, bool) for v in values
+    ):
         raise ValueError(f"`{name}` must be a list of integers")
 
 
 class Records:
-    """The samples of a file: an index of all of them, and their tokens in memory or, with ``streaming``, read from the file when asked for."""
+    """The samples of a file: an index of all of them, and their tokens in memory or, with ``streaming``, read
+    from the file when asked for.
+    """
 
     def __init__(
         self,
@@ -84,7 +102,8 @@ class Records:
     ) -> None:
         """Reads the whole file once. ``report`` is told of every record that is skipped, dropped or cut.
 
-        Raises ``ValueError`` for a missing or empty file, and for the first bad or over-long record where the policy is ``fatal``.
+        Raises ``ValueError`` for a missing or empty file, and for the first bad or over-long record where the
+        policy is ``fatal``.
         """
         self._path = Path(path)
         self._tokenizer = tokenizer
@@ -104,8 +123,12 @@ class Records:
             length = len(tokens.input_ids)
             if length > capacity:
                 if over_long == "fatal":
-                    raise ValueError(f"{path}:{line}: {length} tokens, a row holds {capacity}; raise --max-tokens-per-gpu or give --over-long")
-                report(f"{path}:{line}: {'dropped' if over_long == 'drop' else 'cut'}: {length} tokens, a row holds {capacity}")
+                    raise ValueError(
+                        f"{path}:{line}: {length} tokens, a row holds {capacity}; raise --max-tokens-per-gpu or give --over-long"
+                    )
+                report(
+                    f"{path}:{line}: {'dropped' if over_long == 'drop' else 'cut'}: {length} tokens, a row holds {capacity}"
+                )
                 if over_long == "drop":
                     continue
                 tokens = self._cut(tokens)

@@ -1,4 +1,6 @@
-"""Continuing a run: which checkpoint, whether it fits these options, and the same compiles in the same order as before."""
+"""Continuing a run: which checkpoint, whether it fits these options, and the same compiles in the same order
+as before.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ _FREE = frozenset(
 
 
 def find(config: TrainConfig, say: Callable[[str], None]) -> Path | None:
-    """The checkpoint to continue from, the same on all ranks; None to start afresh. Raises ``ValueError`` when it is none. Collective."""
+    """The checkpoint to continue from, the same on all ranks; None to start afresh. Raises ``ValueError``
+    when it is none. Collective.
+    """
     if config.resume is None:
         return None
     directory = Path(config.output_dir) / "checkpoints"
@@ -43,37 +47,66 @@ def find(config: TrainConfig, say: Callable[[str], None]) -> Path | None:
 
 def plan_of(found: Path | None, config: TrainConfig) -> str | None:
     """The compile plan to follow: the one that is asked for, else the checkpoint's."""
-    if config.compile_plan is None and config.scope != "none" and found is not None and (found / PLAN).exists():
+    if (
+        config.compile_plan is None
+        and config.scope != "none"
+        and found is not None
+        and (found / PLAN).exists()
+    ):
         return str(found / PLAN)
     return config.compile_plan
 
 
 def check(state: State, config: TrainConfig, data: Data, *, world: int) -> list[str]:
-    """Raise ``ValueError`` when these options cannot continue the checkpoint; returns lines about what will not be exact."""
+    """Raise ``ValueError`` when these options cannot continue the checkpoint; returns lines about what will
+    not be exact.
+    """
     values = config.to_dict()
     for name in _FIXED:
         if name in state.config and state.config[name] != values[name]:
             had = f"was trained with {name.replace('_', '-')} {state.config[name]}"
-            raise ValueError(f"the checkpoint of step {state.step} {had}, this run has {values[name]}; give what it had")
+            raise ValueError(
+                f"the checkpoint of step {state.step} {had}, this run has {values[name]}; give what it had"
+            )
     if state.data != fingerprint(data):
-        raise ValueError(f"the checkpoint of step {state.step} was trained on other samples: its position in the data means nothing here")
+        raise ValueError(
+            f"the checkpoint of step {state.step} was trained on other samples: its position in the data means nothing here"
+        )
     if state.step > len(data.steps):
-        raise ValueError(f"the checkpoint is at step {state.step}, this run ends at {len(data.steps)}; give more steps or an earlier checkpoint")
-    other = sorted(name for name, value in state.config.items() if name in values and name not in _FREE and value != values[name])
-    notes = [f"continues with another {', '.join(other)}: losses may not be bit for bit those of an uninterrupted run"] if other else []
+        raise ValueError(
+            f"the checkpoint is at step {state.step}, this run ends at {len(data.steps)}; give more steps or an earlier checkpoint"
+        )
+    other = sorted(
+        name
+        for name, value in state.config.items()
+        if name in values and name not in _FREE and value != values[name]
+    )
+    notes = (
+        [
+            f"continues with another {', '.join(other)}: losses may not be bit for bit those of an uninterrupted run"
+        ]
+        if other
+        else []
+    )
     if state.world != world:
-        notes.append(f"written by {state.world} ranks, continued by {world}: the same samples, other orders of summation, other dropout")
+        notes.append(
+            f"written by {state.world} ranks, continued by {world}: the same samples, other orders of summation, other dropout"
+        )
     return notes
 
 
 def fingerprint(data: Data) -> str:
     """Of the training samples in the order of the file: lengths, loss tokens, lines."""
-    numbers = array("q", (n for sample in data.train.samples for n in (sample.length, sample.loss_tokens, sample.line)))
+    numbers = array(
+        "q", (n for sample in data.train.samples for n in (sample.length, sample.loss_tokens, sample.line))
+    )
     return hashlib.sha256(numbers.tobytes()).hexdigest()[:16]
 
 
 def make_way(found: Path | None, state: State | None, out: Path) -> list[str]:
-    """Clear what this run does not continue from checkpoints and metrics, on rank 0; returns lines to print. Collective."""
+    """Clear what this run does not continue from checkpoints and metrics, on rank 0; returns lines to print.
+    Collective.
+    """
     told: list[str] = []
 
     def clear() -> None:
@@ -92,7 +125,9 @@ def read(found: Path | None) -> State | None:
 
 
 class Compiles:
-    """Where a run compiled: the history that a resumed run goes through again, because what torch compiles depends on what it has compiled before."""
+    """Where a run compiled: the history that a resumed run goes through again, because what torch compiles
+    depends on what it has compiled before.
+    """
 
     def __init__(self, graphs: Callable[[], int]) -> None:
         """``graphs`` counts what was compiled so far."""
@@ -116,9 +151,11 @@ class Compiles:
         stepper: Stepper,
         program: Program,
     ) -> int:
-        """Run what any rank compiled at, in order, without a step of the optimizer; returns how many batches that were. Collective.
+        """Run what any rank compiled at, in order, without a step of the optimizer; returns how many batches
+        that were. Collective.
 
-        ``train`` and ``validate`` give the batches of a step (1-based) and of a validation's batch. Random numbers are afterwards as before.
+        ``train`` and ``validate`` give the batches of a step (1-based) and of a validation's batch. Random
+        numbers are afterwards as before.
         """
         events = sorted({(step, batch) for history in histories for step, batch in history})
         with torch.random.fork_rng(devices=[program.device] if program.device.type == "cuda" else []):

@@ -1,4 +1,6 @@
-"""One optimizer step: microsteps, projection, clipping, AdamW, projection. Nothing waits for the device but one read at the end."""
+"""One optimizer step: microsteps, projection, clipping, AdamW, projection. Nothing waits for the device but
+one read at the end.
+"""
 
 from __future__ import annotations
 
@@ -33,11 +35,15 @@ class Stepper:
         layers = [m for m in program.model.modules() if isinstance(m, OSFTLinear)]
         self._frozen = Frozen(layers, cap_bytes=config.osft_transient_mb * 2**20) if layers else None
 
-    def step(self, batches: list[Batch], loss_tokens: int, *, lr: float, leak: bool = False) -> dict[str, Any]:
-        """Train on one global batch, of which ``batches`` are this rank's microsteps and ``loss_tokens`` counts all ranks. Collective.
+    def step(
+        self, batches: list[Batch], loss_tokens: int, *, lr: float, leak: bool = False
+    ) -> dict[str, Any]:
+        """Train on one global batch, of which ``batches`` are this rank's microsteps and ``loss_tokens``
+        counts all ranks. Collective.
 
-        Returns ``loss`` (mean per loss token over the global batch), ``grad_norm_raw`` (before projection), ``grad_norm`` (after it, before
-        clipping), ``leak`` (None unless asked for) and ``stop`` (whether a rank asked to end after this step).
+        Returns ``loss`` (mean per loss token over the global batch), ``grad_norm_raw`` (before projection),
+        ``grad_norm`` (after it, before clipping), ``leak`` (None unless asked for) and ``stop`` (whether a
+        rank asked to end after this step).
         """
         total = torch.zeros((), dtype=torch.float64, device=self._device)
         for batch in batches:
@@ -65,9 +71,17 @@ class Stepper:
         leaked = measure_leak(self._frozen) if leak and self._frozen is not None else torch.zeros_like(total)
 
         # The only host sync of a step.
-        values = torch.stack([t.to(total.dtype) for t in (total / loss_tokens, raw, norm, leaked, stop)]).tolist()
+        values = torch.stack(
+            [t.to(total.dtype) for t in (total / loss_tokens, raw, norm, leaked, stop)]
+        ).tolist()
         measured = leak and self._frozen is not None
-        return {"loss": values[0], "grad_norm_raw": values[1], "grad_norm": values[2], "leak": values[3] if measured else None, "stop": values[4] > 0}
+        return {
+            "loss": values[0],
+            "grad_norm_raw": values[1],
+            "grad_norm": values[2],
+            "leak": values[3] if measured else None,
+            "stop": values[4] > 0,
+        }
 
     def forward_backward(self, batches: list[Batch]) -> None:
         """Run what a step runs on the model, and leave no gradient behind: for its compiles. Collective."""
@@ -78,4 +92,6 @@ class Stepper:
     @torch.no_grad()
     def evaluate(self, batches: list[Batch]) -> Tensor:
         """Summed loss of this rank's batches, a scalar on the device."""
-        return torch.stack([self._model(**to_device(batch, self._device)).double() for batch in batches]).sum()
+        return torch.stack(
+            [self._model(**to_device(batch, self._device)).double() for batch in batches]
+        ).sum()

@@ -36,7 +36,8 @@ def is_conv1d(module: nn.Module) -> bool:
 
 
 def find_targets(model: nn.Module, patterns: tuple[str, ...] = ()) -> dict[str, nn.Module]:
-    """Linears (and Conv1D) inside the blocks whose name contains a pattern; the default patterns come from :data:`TARGETS`.
+    """Linears (and Conv1D) inside the blocks whose name contains a pattern; the default patterns come from
+    :data:`TARGETS`.
 
     Raises ``ValueError`` when nothing matches.
     """
@@ -48,8 +49,12 @@ def find_targets(model: nn.Module, patterns: tuple[str, ...] = ()) -> dict[str, 
         for name, module in parent.named_modules()
         if isinstance(module, nn.Linear) or is_conv1d(module)
     }
-    found = {name: module for name, module in candidates.items() if any(pattern in name for pattern in wanted)}
+    found = {
+        name: module for name, module in candidates.items() if any(pattern in name for pattern in wanted)
+    }
     if not found:
         names = sorted({name.rpartition(".")[2] for name in candidates}) or ["none"]
-        raise ValueError(f"no Linear of {model_type!r} matches {', '.join(wanted)}; give target patterns out of: {', '.join(names)}")
+        raise ValueError(
+            f"no Linear of {model_type!r} matches {', '.join(wanted)}; give target patterns out of: {', '.join(names)}"
+        )
     return found

@@ -1,4 +1,6 @@
-"""The metrics of a run in TensorBoard, Weights & Biases or MLflow. Nothing of them is imported unless asked for, and none of them can stop a run."""
+"""The metrics of a run in TensorBoard, Weights & Biases or MLflow. Nothing of them is imported unless asked
+for, and none of them can stop a run.
+"""
 
 from __future__ import annotations
 
@@ -30,14 +32,26 @@ def require(names: Sequence[str]) -> None:
     """Raise ``ValueError`` for a tracker whose package is not installed; imports nothing."""
     for name in names:
         if importlib.util.find_spec(name) is None:
-            raise ValueError(f"--tracker {name} needs the package {name}, which is not installed; pip install {_PACKAGE[name]}")
+            raise ValueError(
+                f"--tracker {name} needs the package {name}, which is not installed; pip install {_PACKAGE[name]}"
+            )
 
 
 class Trackers:
     """The trackers asked for, on rank 0; a tracker that raises is told of once and left out from then on."""
 
-    def __init__(self, names: Sequence[str], out: Path, settings: Mapping[str, Any], *, say: Callable[[str], None], resumed: bool = False) -> None:
-        """``settings`` are the run's options; ``resumed`` goes on with the runs that the output directory names."""
+    def __init__(
+        self,
+        names: Sequence[str],
+        out: Path,
+        settings: Mapping[str, Any],
+        *,
+        say: Callable[[str], None],
+        resumed: bool = False,
+    ) -> None:
+        """``settings`` are the run's options; ``resumed`` goes on with the runs that the output directory
+        names.
+        """
         self._say = say
         self._open: dict[str, Tracker] = {}
         ids = _read_ids(out) if resumed else {}
@@ -83,11 +97,15 @@ class Trackers:
 
     def _left_out(self, name: str, error: Exception) -> None:
         self._open.pop(name, None)
-        self._say(f"tracker {name} is left out from here on: {type(error).__name__}: {' '.join(str(error).split())}")
+        self._say(
+            f"tracker {name} is left out from here on: {type(error).__name__}: {' '.join(str(error).split())}"
+        )
 
 
 def scalars_of(record: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a step's record under ``train/`` (the validation loss: ``val/loss``); lists become counts, what was not measured is left out."""
+    """The numbers of a step's record under ``train/`` (the validation loss: ``val/loss``); lists become
+    counts, what was not measured is left out.
+    """
     found: dict[str, float] = {}
     for key, value in record.items():
         if key in ("step", "lengths") or value is None:
@@ -125,7 +143,9 @@ class _TensorBoard:
 
 
 class _Wandb:
-    """``WANDB_MODE=offline`` keeps everything in the output directory; project, name and the rest are W&B's own variables."""
+    """``WANDB_MODE=offline`` keeps everything in the output directory; project, name and the rest are W&B's
+    own variables.
+    """
 
     def __init__(self, out: Path, settings: Mapping[str, Any], ids: dict[str, str]) -> None:
         import wandb
@@ -157,7 +177,8 @@ class _MLflow:
         uri = os.environ.get("MLFLOW_TRACKING_URI")
         if not uri:
             uri = (out / "mlruns").absolute().as_uri()
-            # Newer MLflow refuses a store of files, which it no longer develops, unless told that it is wanted.
+            # Newer MLflow refuses a store of files, which it no longer develops, unless told that it is
+            # wanted.
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         from mlflow import MlflowClient
         from mlflow.entities import Metric, Param
@@ -170,21 +191,31 @@ class _MLflow:
             return
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "trainer")
         experiment = self._client.get_experiment_by_name(name)
-        self._run = self._client.create_run(experiment.experiment_id if experiment else self._client.create_experiment(name)).info.run_id
-        self._client.log_batch(self._run, params=[Param(key, str(value)[:500]) for key, value in settings.items()])
+        self._run = self._client.create_run(
+            experiment.experiment_id if experiment else self._client.create_experiment(name)
+        ).info.run_id
+        self._client.log_batch(
+            self._run, params=[Param(key, str(value)[:500]) for key, value in settings.items()]
+        )
         ids["mlflow"] = self._run
 
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
         import time
 
         now = int(time.time() * 1000)
-        self._client.log_batch(self._run, metrics=[self._metric(name, value, now, step) for name, value in scalars.items()])
+        self._client.log_batch(
+            self._run, metrics=[self._metric(name, value, now, step) for name, value in scalars.items()]
+        )
 
     def close(self) -> None:
         self._client.set_terminated(self._run)
 
 
-_MAKE: dict[str, Callable[[Path, Mapping[str, Any], dict[str, str]], Tracker]] = {"tensorboard": _TensorBoard, "wandb": _Wandb, "mlflow": _MLflow}
+_MAKE: dict[str, Callable[[Path, Mapping[str, Any], dict[str, str]], Tracker]] = {
+    "tensorboard": _TensorBoard,
+    "wandb": _Wandb,
+    "mlflow": _MLflow,
+}
 _PACKAGE = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow-skinny"}
 
 

@@ -1,4 +1,6 @@
-"""Full tensors of one rank into the sharded parameters of all, one at a time; decompositions spread over the ranks."""
+"""Full tensors of one rank into the sharded parameters of all, one at a time; decompositions spread over the
+ranks.
+"""
 
 from __future__ import annotations
 
@@ -29,14 +31,18 @@ class Filler:
     device: torch.device
 
     def fill(self, name: str, full: Tensor | None, source: int = 0) -> None:
-        """Set one parameter or buffer; ``full`` is its whole value on rank ``source`` and ignored elsewhere. Collective."""
+        """Set one parameter or buffer; ``full`` is its whole value on rank ``source`` and ignored elsewhere.
+        Collective.
+        """
         parent, _, child = name.rpartition(".")
         target = getattr(self.model.get_submodule(parent), child)
         shape, dtype = target.shape, target.dtype
         if dist.get_rank() == source:
             assert full is not None
             if tuple(full.shape) != tuple(shape):
-                raise ValueError(f"weight {name} has shape {tuple(full.shape)}, the model expects {tuple(shape)}")
+                raise ValueError(
+                    f"weight {name} has shape {tuple(full.shape)}, the model expects {tuple(shape)}"
+                )
             value = full.detach().to(self.device, dtype).contiguous()
         else:
             value = torch.empty(shape, dtype=dtype, device=self.device)
@@ -50,8 +56,17 @@ class Filler:
                 target.copy_(value)
 
 
-def fill_from(model: nn.Module, source: nn.Module | None, targets: list[Target], *, device: torch.device, upcast: torch.dtype, seed: int) -> None:
-    """Set every parameter and buffer of ``model`` from the plain ``source`` that rank 0 holds (None elsewhere). Collective.
+def fill_from(
+    model: nn.Module,
+    source: nn.Module | None,
+    targets: list[Target],
+    *,
+    device: torch.device,
+    upcast: torch.dtype,
+    seed: int,
+) -> None:
+    """Set every parameter and buffer of ``model`` from the plain ``source`` that rank 0 holds (None
+    elsewhere). Collective.
 
     Split targets are decomposed, each by one rank.
     """
@@ -71,8 +86,12 @@ def fill_from(model: nn.Module, source: nn.Module | None, targets: list[Target],
     decompose_spread(filler, values, list(split.values()), upcast=upcast)
 
 
-def decompose_spread(filler: Filler, values: Mapping[str, Tensor], targets: list[Target], *, upcast: torch.dtype) -> None:
-    """Decompose each target once, on the rank that :func:`assign` gives it to; rank 0 sends the weights, the owner broadcasts the factors."""
+def decompose_spread(
+    filler: Filler, values: Mapping[str, Tensor], targets: list[Target], *, upcast: torch.dtype
+) -> None:
+    """Decompose each target once, on the rank that :func:`assign` gives it to; rank 0 sends the weights, the
+    owner broadcasts the factors.
+    """
     rank = dist.get_rank()
     for round_ in assign(targets, dist.get_world_size()):
         factors: dict[str, Tensor] = {}
@@ -89,11 +108,15 @@ def decompose_spread(filler: Filler, values: Mapping[str, Tensor], targets: list
         for owner, target in enumerate(round_):
             if target is not None:
                 for factor in FACTORS:
-                    filler.fill(f"{target.name}.{factor}", factors.get(factor) if owner == rank else None, owner)
+                    filler.fill(
+                        f"{target.name}.{factor}", factors.get(factor) if owner == rank else None, owner
+                    )
 
 
 def assign(targets: list[Target], world: int) -> list[list[Target | None]]:
-    """Rounds of one target per rank: ``rounds[i][rank]``. Sorted by cost, so that the ranks of a round take about equally long."""
+    """Rounds of one target per rank: ``rounds[i][rank]``. Sorted by cost, so that the ranks of a round take
+    about equally long.
+    """
     ordered = sorted(targets, key=lambda t: (-t.cost, t.name))
     rounds = [ordered[i : i + world] for i in range(0, len(ordered), world)]
     return [[*round_, *[None] * (world - len(round_))] for round_ in rounds]
@@ -134,4 +157,6 @@ def plain_names(model: nn.Module) -> list[str]:
 
 
 def _values(source: nn.Module) -> dict[str, Tensor]:
-    return dict((*source.named_parameters(remove_duplicate=False), *source.named_buffers(remove_duplicate=False)))
+    return dict(
+        (*source.named_parameters(remove_duplicate=False), *source.named_buffers(remove_duplicate=False))
+    )

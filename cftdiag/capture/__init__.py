@@ -1,16 +1,23 @@
-"""Recording what torch.compile does: the only part, with :mod:`cftdiag.target`, that touches private names of torch."""
+"""Recording what torch.compile does: the only part, with :mod:`cftdiag.target`, that touches private names of
+torch.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cftdiag.capture.graphs import counting, surround, track
+    from cftdiag.capture.graph_counts import counting, surround, track
     from cftdiag.capture.recorder import Recorder
 
 __all__ = ["Recorder", "counting", "surround", "track"]
 
-_HOME = {"Recorder": "recorder", "counting": "graphs", "surround": "graphs", "track": "graphs"}
+_HOME = {
+    "Recorder": "recorder",
+    "counting": "graph_counts",
+    "surround": "graph_counts",
+    "track": "graph_counts",
+}
 
 
 def __getattr__(name: str) -> Any:

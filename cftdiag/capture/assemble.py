@@ -1,7 +1,8 @@
-"""Records -> events. A state machine without torch: the live tap and the reader of recorded traces feed the same one.
+"""Records -> events. A state machine without torch: the live tap and the reader of recorded traces feed the
+same one.
 
-What only a live process knows (block, arguments, how many guards fail) comes as a :class:`Live` beside the record; without it those fields stay
-empty and the closest entry is chosen by texts alone.
+What only a live process knows (block, arguments, how many guards fail) comes as a :class:`Live` beside the
+record; without it those fields stay empty and the closest entry is chosen by texts alone.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from cftdiag.capture import breaks, reasons, texts
+from cftdiag.capture import capture_ends, recompile_reasons, torch_texts
+from cftdiag.capture.compile_state import Compile, Live, closest_guard, recorded_code, seconds_by_phase
 from cftdiag.capture.record import CACHE_ARTIFACTS, GRAPHS, WANTED, Record
-from cftdiag.capture.state import Compile, Live, closest_guard, recorded_code, seconds_by_phase
 from cftdiag.events import Code, Event
 
 _LIMIT = "Dynamo recompile limit exceeded"
@@ -33,7 +34,7 @@ class Assembler:
         self._keep = keep
         self._open: dict[str, Compile] = {}
         self._codes: dict[str, Code] = {}
-        self._reported = breaks.Reported()
+        self._reported = capture_ends.Reported()
 
     def feed(self, record: Record, live: Live | None = None) -> list[Event]:
         """Events that this record completes, in order; usually none."""
@@ -59,7 +60,7 @@ class Assembler:
         self._open.clear()
         return [self._recompile(cid, state, state.time) for cid, state in left]
 
-    # -- the life of one compile -------------------------------------------------------------------------------------------------------------
+    # -- the life of one compile -----------------------------------------------------------------------------
 
     def _start(self, record: Record, live: Live | None) -> list[Event]:
         cid = record.compile_id or ""
@@ -70,7 +71,11 @@ class Assembler:
         if state.code is not None:
             self._codes[cid] = state.code
         if live is not None:
-            state.arguments, state.parameters, state.self_name = live.arguments(), live.parameters(), live.self_name()
+            state.arguments, state.parameters, state.self_name = (
+                live.arguments(),
+                live.parameters(),
+                live.self_name(),
+            )
         self.owners.setdefault(cid, (state.block, state.block_class))
         if not state.missed:
             return []
@@ -81,26 +86,39 @@ class Assembler:
         state = self._open.setdefault(cid, Compile())
         if live is not None and state.code is None:
             state.code, state.fullgraph = live.code, live.fullgraph
-            state.block, state.block_class, state.under_checkpoint = live.block, live.block_class, live.under_checkpoint
+            state.block, state.block_class, state.under_checkpoint = (
+                live.block,
+                live.block_class,
+                live.under_checkpoint,
+            )
         return state
 
     def _missed(self, record: Record, live: Live | None, found: list[str]) -> Compile:
         """Read all reasons of a miss; they wait until it is known whether a recompile or a limit hit follows."""
         cid = record.compile_id or ""
         state = self._state(cid, live)
-        misses = [reasons.parse(text) for text in found]
+        misses = [recompile_reasons.parse(text) for text in found]
         if live is not None:
             counted = live.misses(misses)
-            state.arguments, state.parameters, state.self_name = live.arguments(), live.parameters(), live.self_name()
+            state.arguments, state.parameters, state.self_name = (
+                live.arguments(),
+                live.parameters(),
+                live.self_name(),
+            )
         else:
             counted = [(miss, None, {}) for miss in misses]
         if state.code is None:
             # A recorded trace tells the code of a miss only by the entries that missed.
             state.code = next((self._codes[m.entry] for m in misses if m.entry in self._codes), None)
         if state.code is not None:
-            counted = [(reasons.in_file(miss, state.code.file), count, changed) for miss, count, changed in counted]
+            counted = [
+                (recompile_reasons.in_file(miss, state.code.file), count, changed)
+                for miss, count, changed in counted
+            ]
         owners = [self.owners.get(miss.entry or "", (None, None))[0] for miss in misses]
-        state.reasons = reasons.ranked([m for m, _, _ in counted], [n for _, n, _ in counted], state.block, owners)
+        state.reasons = recompile_reasons.ranked(
+            [m for m, _, _ in counted], [n for _, n, _ in counted], state.block, owners
+        )
         best = next((i for i, reason in enumerate(state.reasons) if reason.closest), None)
         if best is not None:
             state.stack, state.changed = counted[best][0].stack, counted[best][2]
@@ -112,7 +130,9 @@ class Assembler:
     def _recompile(self, cid: str, state: Compile, time: float, **detail: Any) -> Event:
         return self._miss_event("recompile", cid, state, time, detail)
 
-    def _miss_event(self, kind: str, cid: str, state: Compile, time: float, detail: Mapping[str, Any]) -> Event:
+    def _miss_event(
+        self, kind: str, cid: str, state: Compile, time: float, detail: Mapping[str, Any]
+    ) -> Event:
         common = {
             "entries": len(state.reasons),
             "changed": state.changed,
@@ -130,15 +150,29 @@ class Assembler:
         cid, metrics = record.compile_id or "", record.data
         state = self._state(cid, live)
         if state.code is None and metrics.get("co_filename"):
-            state.code = Code(qualname=metrics["co_name"], file=metrics["co_filename"], line=metrics["co_firstlineno"])
+            state.code = Code(
+                qualname=metrics["co_name"], file=metrics["co_filename"], line=metrics["co_firstlineno"]
+            )
         failed, reason = metrics.get("fail_type"), str(metrics.get("fail_reason") or "")
         events: list[Event] = []
         if failed == "FailOnRecompileLimitHit" or _LIMIT in reason:
             known = None if live is None else live.limit()
-            events.append(self._limit(cid, state, record.time, known or _limit(reason), raised=failed == "FailOnRecompileLimitHit"))
+            events.append(
+                self._limit(
+                    cid,
+                    state,
+                    record.time,
+                    known or _limit(reason),
+                    raised=failed == "FailOnRecompileLimitHit",
+                )
+            )
         elif failed == "RecompileError":
             # config.error_on_recompile raises before torch traces the reasons: they are in the message only.
-            self._missed(record, live, [line.strip()[2:] for line in reason.splitlines() if line.strip().startswith("- ")])
+            self._missed(
+                record,
+                live,
+                [line.strip()[2:] for line in reason.splitlines() if line.strip().startswith("- ")],
+            )
             events.append(self._recompile(cid, state, record.time, raised=True))
         else:
             if failed:
@@ -147,7 +181,9 @@ class Assembler:
         self._open.pop(cid, None)
         return events
 
-    def _limit(self, cid: str, state: Compile, time: float, limit: tuple[str, int | None], *, raised: bool) -> Event:
+    def _limit(
+        self, cid: str, state: Compile, time: float, limit: tuple[str, int | None], *, raised: bool
+    ) -> Event:
         detail = {"limit": limit[1], "limit_kind": limit[0], "raised": raised or bool(state.fullgraph)}
         return self._miss_event("limit_hit", cid, state, time, detail)
 
@@ -161,7 +197,8 @@ class Assembler:
             "fail_reason": str(reason)[:2000] if reason else None,
             "ops": metrics.get("graph_op_count"),
             "guards": metrics.get("guard_count"),
-            # Without kept payloads the graphs themselves are not traced: printing them costs more than all else.
+            # Without kept payloads the graphs themselves are not traced: printing them costs more than all
+            # else.
             "graphs": 0 if failed else state.graphs or int(bool(metrics.get("graph_op_count"))),
             "arguments": state.arguments,
             "parameters": state.parameters,
@@ -171,7 +208,9 @@ class Assembler:
             "under_checkpoint": state.under_checkpoint,
             "restarts": len(metrics.get("restart_reasons") or ()),
         }
-        return self._event("compile", cid, state, record.time, seconds=seconds_by_phase(metrics), detail=detail)
+        return self._event(
+            "compile", cid, state, record.time, seconds=seconds_by_phase(metrics), detail=detail
+        )
 
     def _backward(self, record: Record) -> Event:
         metrics = record.data
@@ -183,7 +222,7 @@ class Assembler:
         event = self._owned("compile", record, detail)
         return dataclasses.replace(event, region="backward", seconds=seconds_by_phase(metrics, "backward"))
 
-    # -- what ended a capture ----------------------------------------------------------------------------------------------------------------
+    # -- what ended a capture --------------------------------------------------------------------------------
 
     def _broke(self, record: Record, live: Live | None) -> list[Event]:
         """A break that Dynamo goes on from (never with fullgraph, where there is only the exception)."""
@@ -202,11 +241,13 @@ class Assembler:
 
     def _failure(self, cid: str, state: Compile, failed: str, reason: str, time: float) -> list[Event]:
         """The events of a compile that raised: a break (the only trace of one with fullgraph) or an error."""
-        read, text = texts.exception(state.error) if state.error else ("", reason)
+        read, text = torch_texts.exception(state.error) if state.error else ("", reason)
         name = state.error_type or read or failed
-        if not texts.is_break(name, text):
-            detail = breaks.error_detail(text, name, state)
-            return [self._event("error", cid, state, time, stack=texts.break_stack(text), detail=detail)]
+        if not torch_texts.is_break(name, text):
+            detail = capture_ends.error_detail(text, name, state)
+            return [
+                self._event("error", cid, state, time, stack=torch_texts.break_stack(text), detail=detail)
+            ]
         fullgraph = state.fullgraph
         if fullgraph is None:
             # A recorded trace does not tell; without fullgraph a break is logged before it is raised.
@@ -214,22 +255,30 @@ class Assembler:
         return self._break(cid, state, text, name, time, state.error_block, fullgraph=fullgraph)
 
     def _break(
-        self, cid: str, state: Compile, text: str, name: str, time: float, inner: tuple[str, str | None] | None, *, fullgraph: bool
+        self,
+        cid: str,
+        state: Compile,
+        text: str,
+        name: str,
+        time: float,
+        inner: tuple[str, str | None] | None,
+        *,
+        fullgraph: bool,
     ) -> list[Event]:
-        detail = breaks.break_detail(text, name, state, fullgraph)
-        stack = texts.break_stack(text)
+        detail = capture_ends.break_detail(text, name, state, fullgraph)
+        stack = torch_texts.break_stack(text)
         block, cls = inner or (state.block, state.block_class)
         if not self._reported.first(cid, detail["gb_type"], stack, block, self.step, self.microstep):
             return []
         event = self._event("graph_break", cid, state, time, stack=stack, detail=detail)
         return [dataclasses.replace(event, block=block, block_class=cls)]
 
-    # -- the rest ----------------------------------------------------------------------------------------------------------------------------
+    # -- the rest --------------------------------------------------------------------------------------------
 
     def _artifact(self, record: Record, live: Live | None) -> list[Event]:
         name = record.artifact or ""
         if name == "recompile_reasons":
-            self._missed(record, live, reasons.split(record.payload or ""))
+            self._missed(record, live, recompile_reasons.split(record.payload or ""))
         elif name == "dynamo_graph_break_reason":
             return self._broke(record, live)
         elif name == "dynamo_error":
@@ -262,7 +311,9 @@ class Assembler:
             state.symbols.append(symbol)
 
     def _owned(self, kind: str, record: Record, detail: Mapping[str, Any]) -> Event:
-        """An event of a compile that may be over (a backward, a cache): it belongs to the block that compiled."""
+        """An event of a compile that may be over (a backward, a cache): it belongs to the block that
+        compiled.
+        """
         cid = record.compile_id or ""
         state = self._open.get(cid)
         if state is None:
@@ -295,7 +346,14 @@ def _limit(reason: str) -> tuple[str, int | None]:
 
 def _bypass(said: Mapping[str, Any]) -> str | None:
     """Why a cache was not used, in torch's words."""
-    found = next((said[k] for k in ("cache_bypass_reason", "cache_bypass_exception", "cache_bypass_exception_type") if said.get(k)), None)
+    found = next(
+        (
+            said[k]
+            for k in ("cache_bypass_reason", "cache_bypass_exception", "cache_bypass_exception_type")
+            if said.get(k)
+        ),
+        None,
+    )
     return None if found is None else str(found)[:500]
 
 

@@ -1,4 +1,6 @@
-"""Which block a module belongs to: names with wrappers stripped, found again by identity without keeping anything alive."""
+"""Which block a module belongs to: names with wrappers stripped, found again by identity without keeping
+anything alive.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +22,18 @@ def strip(fqn: str) -> str:
 def unwrap(module: Any) -> Any:
     """The innermost module under wrappers; its class is the block's class."""
     while True:
-        inner = next((module._modules[name] for name in WRAPPERS if module._modules.get(name) is not None), None)
+        inner = next(
+            (module._modules[name] for name in WRAPPERS if module._modules.get(name) is not None), None
+        )
         if inner is None:
             return module
         module = inner
 
 
 def class_name(module: Any) -> str:
-    """Class of a module; FSDP2 gives each sharded module a class of its own (``FSDPBlock``) in front of the real one."""
+    """Class of a module; FSDP2 gives each sharded module a class of its own (``FSDPBlock``) in front of the
+    real one.
+    """
     bases = type(module).__mro__
     return bases[2].__name__ if len(bases) > 2 and bases[1].__name__ == "FSDPModule" else bases[0].__name__
 
@@ -35,8 +41,9 @@ def class_name(module: Any) -> str:
 class Blocks:
     """The modules of the watched models by identity.
 
-    Block of a module: the nearest enclosing one that was named as a block (``watch(blocks=...)``, ``track``); else the nearest enclosing module
-    that is itself compiled, the whole model left out; else the outermost enclosing member of a ModuleList; else the module itself.
+    Block of a module: the nearest enclosing one that was named as a block (``watch(blocks=...)``, ``track``);
+    else the nearest enclosing module that is itself compiled, the whole model left out; else the outermost
+    enclosing member of a ModuleList; else the module itself.
     """
 
     def __init__(self) -> None:
@@ -89,11 +96,15 @@ class Blocks:
     def cls(self, block: str) -> str | None:
         """Class name of a block."""
         wanted = "" if block == ROOT else block
-        module = next((ref() for ref, name in self._known.values() if name == wanted and ref() is not None), None)
+        module = next(
+            (ref() for ref, name in self._known.values() if name == wanted and ref() is not None), None
+        )
         return None if module is None else class_name(unwrap(module))
 
     def _compiled(self) -> set[str]:
-        """Names of modules that are compiled by themselves, the root left out: a whole-model compile still names the block inside."""
+        """Names of modules that are compiled by themselves, the root left out: a whole-model compile still
+        names the block inside.
+        """
         found = set(self._wrapped)
         for ref, name in self._known.values():
             module = ref()
@@ -103,7 +114,9 @@ class Blocks:
 
 
 def _modules(model: Any) -> Iterator[tuple[str, Any]]:
-    """``named_modules`` with the ``module`` under a DDP wrapper left out of the names, at whatever depth the wrapper is."""
+    """``named_modules`` with the ``module`` under a DDP wrapper left out of the names, at whatever depth the
+    wrapper is.
+    """
     held: list[str] = []
     for fqn, module in model.named_modules():
         name = fqn

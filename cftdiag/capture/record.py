@@ -12,8 +12,11 @@ _CONTEXT = frozenset(
 )
 
 #: Records that carry a graph or generated code; their payloads are only kept on request.
-GRAPHS = frozenset("dynamo_output_graph inductor_output_code aot_forward_graph aot_backward_graph aot_joint_graph inductor_post_grad_graph".split())
-#: Records that become events or parts of them; all others are dropped by their name, before anything is read from them.
+GRAPHS = frozenset(
+    "dynamo_output_graph inductor_output_code aot_forward_graph aot_backward_graph aot_joint_graph inductor_post_grad_graph".split()
+)
+#: Records that become events or parts of them; all others are dropped by their name, before anything is read
+#: from them.
 WANTED = GRAPHS | frozenset(
     "artifact dynamo_start create_symbol create_unbacked_symbol symbolic_shape_specialization compilation_metrics bwd_compilation_metrics".split()
 )
@@ -27,7 +30,9 @@ CACHE_ARTIFACTS = {
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Record:
-    """``name`` is the record's own (``artifact``, ``dynamo_start``), ``data`` what torch put under it, ``time`` Unix seconds."""
+    """``name`` is the record's own (``artifact``, ``dynamo_start``), ``data`` what torch put under it,
+    ``time`` Unix seconds.
+    """
 
     name: str
     data: Any
@@ -41,7 +46,15 @@ class Record:
     def of(cls, metadata: Mapping[str, Any], payload: str | None, time: float) -> Record:
         """Read one metadata dict; its first key that is not context is the record's name."""
         name = next((k for k in metadata if k not in _CONTEXT), "")
-        return cls(name, metadata.get(name), payload, compile_id(metadata), metadata.get("attempt") or 0, metadata.get("rank"), time)
+        return cls(
+            name,
+            metadata.get(name),
+            payload,
+            compile_id(metadata),
+            metadata.get("attempt") or 0,
+            metadata.get("rank"),
+            time,
+        )
 
     @property
     def artifact(self) -> str | None:
@@ -51,7 +64,9 @@ class Record:
 
 def compile_id(metadata: Mapping[str, Any]) -> str | None:
     """``frame/compile`` as torch prints it, ``!n/frame/compile`` under compiled autograd."""
-    frame, number, autograd = (metadata.get(k) for k in ("frame_id", "frame_compile_id", "compiled_autograd_id"))
+    frame, number, autograd = (
+        metadata.get(k) for k in ("frame_id", "frame_compile_id", "compiled_autograd_id")
+    )
     if frame is None:
         return None if autograd is None else f"!{autograd}"
     return f"{frame}/{number}" if autograd is None else f"!{autograd}/{frame}/{number}"

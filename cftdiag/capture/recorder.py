@@ -11,8 +11,8 @@ from typing import Any
 
 from cftdiag.capture.assemble import Assembler
 from cftdiag.capture.blocks import Blocks
+from cftdiag.capture.compile_state import Live
 from cftdiag.capture.record import CACHE_ARTIFACTS, GRAPHS, WANTED, Record
-from cftdiag.capture.state import Live
 from cftdiag.capture.tap import Tap, install, remove
 from cftdiag.events import Event, Frame
 
@@ -23,17 +23,28 @@ _ARTIFACTS = _LOOK_ARTIFACTS | frozenset(CACHE_ARTIFACTS)
 
 
 class Recorder:
-    """``with Recorder(model) as rec:`` records every compile, break, recompile and limit hit of this process while it is open.
+    """``with Recorder(model) as rec:`` records every compile, break, recompile and limit hit of this process
+    while it is open.
 
-    May be entered again, nested in itself or in others, and used in several at once; each sees everything of all threads. ``step`` and
-    ``microstep`` are the caller's to set. ``on_event`` is called with each event as it becomes known; what it raises ends in ``problems``, never
-    in the training. With ``keep_payloads`` graphs and generated code are kept in ``payloads`` by sha256.
+    May be entered again, nested in itself or in others, and used in several at once; each sees everything of
+    all threads. ``step`` and ``microstep`` are the caller's to set. ``on_event`` is called with each event as
+    it becomes known; what it raises ends in ``problems``, never in the training. With ``keep_payloads``
+    graphs and generated code are kept in ``payloads`` by sha256.
     """
 
-    def __init__(self, model: Any = None, *, rank: int = 0, on_event: Callable[[Event], None] | None = None, keep_payloads: bool = False) -> None:
+    def __init__(
+        self,
+        model: Any = None,
+        *,
+        rank: int = 0,
+        on_event: Callable[[Event], None] | None = None,
+        keep_payloads: bool = False,
+    ) -> None:
         self.events: list[Event] = []
         self.graphs: dict[str, set[str]] = {}
-        """Block -> compile ids of the graphs that it ran (from ``counting``); ``?`` collects runs outside any known block."""
+        """Block -> compile ids of the graphs that it ran (from ``counting``); ``?`` collects runs outside any
+        known block.
+        """
         self.payloads: dict[str, str] = {}
         self.problems: list[str] = []
         """What went wrong inside the recorder itself, at most 20 texts; empty when all is well."""
@@ -56,7 +67,9 @@ class Recorder:
             self.watch(model)
 
     def watch(self, model: Any, blocks: Iterable[str] = ()) -> None:
-        """Register a model's modules for attribution (after wrapping); ``blocks`` names those to report as blocks, if not the compiled ones."""
+        """Register a model's modules for attribution (after wrapping); ``blocks`` names those to report as
+        blocks, if not the compiled ones.
+        """
         self.blocks.watch(model, blocks)
 
     @property
@@ -84,7 +97,9 @@ class Recorder:
                 install(self._tap)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
         with self._lock:
             self._depth -= 1
             if self._depth:
@@ -96,13 +111,18 @@ class Recorder:
             self._emit(self._assembler.close())
 
     def error(self, error: BaseException, phase: str = "run") -> Event | None:
-        """Record an exception that reached the training loop (a CheckpointError in backward) as an ``error`` event.
+        """Record an exception that reached the training loop (a CheckpointError in backward) as an ``error``
+        event.
 
-        Returns None, and records nothing, when torch's trace has told of it already (a fullgraph failure, a limit hit that raised).
+        Returns None, and records nothing, when torch's trace has told of it already (a fullgraph failure, a
+        limit hit that raised).
         """
         if type(error).__name__ in self._told:
             return None
-        stack = tuple(Frame(file=f.filename, line=f.lineno, function=f.name, code=f.line) for f in traceback.extract_tb(error.__traceback__))
+        stack = tuple(
+            Frame(file=f.filename, line=f.lineno, function=f.name, code=f.line)
+            for f in traceback.extract_tb(error.__traceback__)
+        )
         event = Event(
             kind="error",
             time=time.time(),
@@ -110,7 +130,12 @@ class Recorder:
             step=self.step,
             microstep=self.microstep,
             stack=stack,
-            detail={"type": type(error).__name__, "message": str(error)[:4000], "phase": phase, "fullgraph": None},
+            detail={
+                "type": type(error).__name__,
+                "message": str(error)[:4000],
+                "phase": phase,
+                "fullgraph": None,
+            },
         )
         with self._lock:
             self._emit([event])
@@ -120,7 +145,7 @@ class Recorder:
         """The block that compiled an entry, where known."""
         return self._assembler.owners.get(compile_id, (None, None))[0]
 
-    # -- called by the tap and by compiled blocks ----------------------------------------------------------------------------------------------
+    # -- called by the tap and by compiled blocks ------------------------------------------------------------
 
     def _feed(self, metadata: dict[str, Any], payload: str | None, time: float) -> None:
         record = Record.of(metadata, payload, time)
@@ -136,7 +161,7 @@ class Recorder:
             self._emit(events)
 
     def _look(self) -> Live | None:
-        from cftdiag.capture.live import LiveCompile
+        from cftdiag.capture.live_compile import LiveCompile
 
         try:
             return LiveCompile.find(self.blocks)
@@ -179,4 +204,6 @@ def _exceptions(event: Event) -> tuple[str, ...]:
         return ("FailOnRecompileLimitHit",)
     if event.kind == "recompile" and event.detail.get("raised"):
         return ("RecompileError",)
-    return (str(event.detail["type"]),) if event.kind == "error" and event.detail.get("phase") != "run" else ()
+    return (
+        (str(event.detail["type"]),) if event.kind == "error" and event.detail.get("phase") != "run" else ()
+    )

@@ -1,7 +1,9 @@
-"""The live tap: a logging handler on torch's structured trace, and a handler list that keeps torch from building what nobody reads.
+"""The live tap: a logging handler on torch's structured trace, and a handler list that keeps torch from
+building what nobody reads.
 
-torch builds every record, payload included, as soon as its trace logger has any handler; that is most of a tap's cost. While taps are the only
-handlers, the list is true only for the records they want, so that torch drops the others before building anything.
+torch builds every record, payload included, as soon as its trace logger has any handler; that is most of a
+tap's cost. While taps are the only handlers, the list is true only for the records they want, so that torch
+drops the others before building anything.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ _found: list[logging.Handler] | None = None
 class Tap(logging.Handler):
     """Hands wanted records to ``feed(metadata, payload, time)``; drops the rest by their first key.
 
-    ``wanted`` holds record names, ``artifacts`` the names of wanted artifacts; what ``feed`` raises goes to ``failed``.
+    ``wanted`` holds record names, ``artifacts`` the names of wanted artifacts; what ``feed`` raises goes to
+    ``failed``.
     """
 
     def __init__(
@@ -44,7 +47,9 @@ class Tap(logging.Handler):
         try:
             metadata: dict[str, Any] = record.metadata  # type: ignore[attr-defined]
             name = next(iter(metadata), "")
-            if name not in self.wanted or (name == "artifact" and metadata[name].get("name") not in self._artifacts):
+            if name not in self.wanted or (
+                name == "artifact" and metadata[name].get("name") not in self._artifacts
+            ):
                 return
             self._feed(metadata, record.payload, record.created)  # type: ignore[attr-defined]
         except Exception as error:  # noqa: BLE001 - logging runs inside the user's compile: nothing of ours may reach it
@@ -52,7 +57,9 @@ class Tap(logging.Handler):
 
 
 class _Handlers(list[logging.Handler]):
-    """The trace logger's handlers; its truth, which torch asks before it builds a record, depends on the record."""
+    """The trace logger's handlers; its truth, which torch asks before it builds a record, depends on the
+    record.
+    """
 
     def __bool__(self) -> bool:
         if not all(isinstance(handler, Tap) for handler in self):
@@ -74,12 +81,15 @@ def install(tap: Tap) -> None:
         if not isinstance(logger.handlers, _Handlers):
             _found = logger.handlers
             logger.handlers = _Handlers(_found)
-        # First in the list: torch's own handler takes itself off the list during the first record, which makes logging skip the next one.
+        # First in the list: torch's own handler takes itself off the list during the first record, which
+        # makes logging skip the next one.
         logger.handlers.insert(0, tap)
 
 
 def remove(tap: Tap) -> None:
-    """Take a tap off again; with the last one the logger gets its own list back, with what others added or removed meanwhile."""
+    """Take a tap off again; with the last one the logger gets its own list back, with what others added or
+    removed meanwhile.
+    """
     global _found
     logger = logging.getLogger(TRACE_LOGGER)
     logger.removeHandler(tap)

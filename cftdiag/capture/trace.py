@@ -1,7 +1,9 @@
-"""Structured-trace records: the one input of the recorder, whether it comes from the live logger or from a TORCH_TRACE file.
+"""Structured-trace records: the one input of the recorder, whether it comes from the live logger or from a
+TORCH_TRACE file.
 
-torch writes a file as lines ``V1130 12:44:33.932000 6262 torch/_dynamo/x.py:12] {"artifact": {...}, "frame_id": 0, ...}`` followed by the payload,
-each line of it behind a tab. This module knows that form and nothing of torch itself.
+torch writes a file as lines ``V1130 12:44:33.932000 6262 torch/_dynamo/x.py:12] {"artifact": {...},
+"frame_id": 0, ...}`` followed by the payload, each line of it behind a tab. This module knows that form and
+nothing of torch itself.
 """
 
 from __future__ import annotations
@@ -27,8 +29,8 @@ _RANK = re.compile(r"rank_(\d+)_")
 def records(lines: Iterable[str], year: int) -> Iterator[Record]:
     """Records of the lines of one file.
 
-    ``year`` completes the prefix, which has none. Lines that are no record and belong to none (a torn write, another writer in the same file)
-    are skipped. Interned file names (``str`` records) are resolved.
+    ``year`` completes the prefix, which has none. Lines that are no record and belong to none (a torn write,
+    another writer in the same file) are skipped. Interned file names (``str`` records) are resolved.
     """
     names: dict[int, str] = {}
     head: tuple[float, dict[str, Any]] | None = None
@@ -64,14 +66,17 @@ def read_records(path: str | Path) -> list[Record]:
     with open(path, encoding="utf-8", errors="replace") as file:
         found = list(records(file, year))
     if not found:
-        raise ValueError(f"{path}: no structured-trace record; give a file or directory that TORCH_TRACE=DIR wrote")
+        raise ValueError(
+            f"{path}: no structured-trace record; give a file or directory that TORCH_TRACE=DIR wrote"
+        )
     return found
 
 
 def read_trace_dir(path: str | Path) -> list[Event]:
     """Events of all files of a TORCH_TRACE directory, ordered by time.
 
-    The rank is that of the records (torch writes it once a process group exists), else of the file's name, else 0.
+    The rank is that of the records (torch writes it once a process group exists), else of the file's name,
+    else 0.
     """
     path = Path(path)
     files = [path] if path.is_file() else sorted(path.glob("*.log"))
@@ -116,5 +121,8 @@ def _named(data: Any, names: Mapping[int, str]) -> Any:
     if isinstance(data, list):
         return [_named(item, names) for item in data]
     if isinstance(data, dict):
-        return {k: names.get(v, v) if k == "filename" and isinstance(v, int) else _named(v, names) for k, v in data.items()}
+        return {
+            k: names.get(v, v) if k == "filename" and isinstance(v, int) else _named(v, names)
+            for k, v in data.items()
+        }
     return data

@@ -9,10 +9,10 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from cftdiag.check.errors import CheckError, EnvironmentUnfit, InputError
-from cftdiag.check.options import CheckOptions
-from cftdiag.check.result import BlockResult, CheckReport
-from cftdiag.check.subject import Subject
+from cftdiag.check.report import BlockResult, CheckReport
+from cftdiag.errors import CheckError, EnvironmentUnfit, InputError
+from cftdiag.options import CheckOptions
+from cftdiag.subject import Subject
 
 if TYPE_CHECKING:
     from cftdiag.check.driver import ProgressEvent, check, run_check
@@ -42,7 +42,9 @@ def __getattr__(name: str) -> Any:
 
 
 class _CallablePackage(ModuleType):
-    """The package and the public function share one name; importing a submodule must not take the function away."""
+    """The package and the public function share one name; importing a submodule must not take the function
+    away.
+    """
 
     def __call__(self, *args: Any, **kwargs: Any) -> CheckReport:
         from cftdiag.check.driver import check

@@ -1,4 +1,6 @@
-"""The driver of a check: it never compiles. Passes run in children; their events become findings, and findings a verdict."""
+"""The driver of a check: it never compiles. Passes run in children; their events become findings, and
+findings a verdict.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +16,17 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from cftdiag.check import from_data
-from cftdiag.check.errors import EnvironmentUnfit, InputError
-from cftdiag.check.forecast.lengths import Data
-from cftdiag.check.options import SMALL_MODEL, CheckOptions
-from cftdiag.check.process import ForkServer, Launcher, LiveFork, Pass
-from cftdiag.check.prove import Outcome, Prover
-from cftdiag.check.result import BlockResult, CheckReport
-from cftdiag.check.subject import Subject, as_subject, resolve
+from cftdiag.check import data_forecast
+from cftdiag.check.proofs import Outcome, Prover
+from cftdiag.check.report import BlockResult, CheckReport
 from cftdiag.diagnose import Block, Context, diagnose
+from cftdiag.errors import EnvironmentUnfit, InputError
 from cftdiag.events import Event
 from cftdiag.findings import Finding, verdict
+from cftdiag.forecast.lengths import Data
+from cftdiag.options import SMALL_MODEL, CheckOptions
+from cftdiag.passes.launch import ForkServer, Launcher, LiveFork, Pass
+from cftdiag.subject import Subject, as_subject, resolve
 
 PACKAGES = ("torch", "transformers", "triton", "cftdiag")
 
@@ -79,7 +81,9 @@ class PassResult:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Swept:
-    """The sweeps of all groups of ranks, by the first rank of each: passes, results, and results with every regime warmed."""
+    """The sweeps of all groups of ranks, by the first rank of each: passes, results, and results with every
+    regime warmed.
+    """
 
     passes: Mapping[int, PassResult]
     cold: Mapping[int, Mapping[str, Any]]
@@ -89,11 +93,14 @@ class Swept:
 def run_check(options: CheckOptions, progress: Progress | None = None) -> CheckReport:
     """Check ``options.model``.
 
-    Raises :class:`~cftdiag.check.errors.InputError` for a wrong request and :class:`~cftdiag.check.errors.EnvironmentUnfit` where this machine
-    cannot do it. Children are stopped whatever happens, Ctrl-C included.
+    Raises :class:`~cftdiag.errors.InputError` for a wrong request and
+    :class:`~cftdiag.errors.EnvironmentUnfit` where this machine cannot do it. Children are stopped whatever
+    happens, Ctrl-C included.
     """
     if options.model is None:
-        raise InputError("no model given; give --model with one of `cftdiag models`, a directory, a config.json, a hub id or file.py:build")
+        raise InputError(
+            "no model given; give --model with one of `cftdiag models`, a directory, a config.json, a hub id or file.py:build"
+        )
     recipe = resolve(options.model)
     if recipe["type"] == "file":
         options.for_subject()
@@ -104,11 +111,18 @@ def run_check(options: CheckOptions, progress: Progress | None = None) -> CheckR
         launcher.close()
 
 
-def check(subject: Any, batches: Sequence[Mapping[str, Any]] | None = None, *, progress: Progress | None = None, **options: Any) -> CheckReport:
-    """Check a model name, a live model with batches, or a :class:`~cftdiag.check.subject.Subject`.
+def check(
+    subject: Any,
+    batches: Sequence[Mapping[str, Any]] | None = None,
+    *,
+    progress: Progress | None = None,
+    **options: Any,
+) -> CheckReport:
+    """Check a model name, a live model with batches, or a :class:`~cftdiag.subject.Subject`.
 
-    ``options`` are the fields of :class:`~cftdiag.check.options.CheckOptions`. A live Subject is checked in forked children where forking is
-    safe, else in this process in one pass, its remedies unproved. Raises as :func:`run_check`.
+    ``options`` are the fields of :class:`~cftdiag.options.CheckOptions`. A live Subject is checked in forked
+    children where forking is safe, else in this process in one pass, its remedies unproved. Raises as
+    :func:`run_check`.
     """
     try:
         parsed = CheckOptions(**options)
@@ -118,7 +132,7 @@ def check(subject: Any, batches: Sequence[Mapping[str, Any]] | None = None, *, p
         return run_check(dataclasses.replace(parsed, model=subject), progress)
     live = as_subject(subject if isinstance(subject, Subject) else (subject, batches or ()), "check()")
     recipe = {"type": "live", "name": type(live.model).__name__}
-    from cftdiag.check.passes import run_task
+    from cftdiag.passes.run_pass import run_task
 
     def run(task: Mapping[str, Any], send: Callable[[dict[str, Any]], None]) -> None:
         run_task(task, send, live)
@@ -132,7 +146,8 @@ def check(subject: Any, batches: Sequence[Mapping[str, Any]] | None = None, *, p
         )
 
     def run_here(task: Mapping[str, Any], send: Callable[[dict[str, Any]], None]) -> None:
-        # a copy of the model and a Dynamo of its own: nothing of the caller's is changed but compiled code, which is compiled again when needed
+        # a copy of the model and a Dynamo of its own: nothing of the caller's is changed but compiled code,
+        # which is compiled again when needed
         import copy
 
         import torch
@@ -144,7 +159,9 @@ def check(subject: Any, batches: Sequence[Mapping[str, Any]] | None = None, *, p
             torch._dynamo.reset()
 
     driver = Driver(recipe, parsed, None, progress, in_process=run_here)
-    driver.notes.append("checked in this process, on a copy of the model, without a time limit: it has other threads or a GPU and cannot be forked")
+    driver.notes.append(
+        "checked in this process, on a copy of the model, without a time limit: it has other threads or a GPU and cannot be forked"
+    )
     return driver.run()
 
 
@@ -169,15 +186,17 @@ class Driver:
     def run(self) -> CheckReport:
         data = None
         if self.options.data is not None:
-            data = from_data.read(self.options, self.recipe)
-            self.asked, self.options = self.options, from_data.first_options(self.options, data)
+            data = data_forecast.read(self.options, self.recipe)
+            self.asked, self.options = self.options, data_forecast.first_options(self.options, data)
         first = self.stack_that_runs(self.run_pass("auto"))
         self.blame(first)
         second = self.second_pass(first)
         main, breaks, whole = self.choose(first, second)
         context = self.context(main, whole, self.numerics(first))
         before = self.judge(main, breaks, context)
-        before = dataclasses.replace(before, findings=before.findings + self.other_routing(first, before.findings))
+        before = dataclasses.replace(
+            before, findings=before.findings + self.other_routing(first, before.findings)
+        )
         findings = before.findings
         swept = self.sweep(data, main, whole) if data is not None else None
         if swept is not None:
@@ -189,10 +208,22 @@ class Driver:
         return report if swept is None or data is None else self.with_forecast(report, data, swept, main)
 
     def stack_that_runs(self, first: PassResult) -> PassResult:
-        """Where the training step calls no block of the longest stack, the pass over the next longest that it does call; else the first."""
+        """Where the training step calls no block of the longest stack, the pass over the next longest that it
+        does call; else the first.
+        """
         program = first.program
-        by_default = not self.options.blocks and self.options.compile_scope == "block" and program is not None and not program["wrap"]
-        if not by_default or first.outcome != "ok" or first.raised is not None or any(first.of_result("calls").values()):
+        by_default = (
+            not self.options.blocks
+            and self.options.compile_scope == "block"
+            and program is not None
+            and not program["wrap"]
+        )
+        if (
+            not by_default
+            or first.outcome != "ok"
+            or first.raised is not None
+            or any(first.of_result("calls").values())
+        ):
             return first
         assert program is not None
         asked, untouched = self.options, program["stacks"][:1]
@@ -200,7 +231,9 @@ class Driver:
             self.options = dataclasses.replace(asked, blocks=(stack,))
             other = self.run_pass("auto")
             if any(other.of_result("calls").values()):
-                self.notes.append(f"the training step calls no block of {', '.join(untouched)}, so {stack} was checked; --blocks names others")
+                self.notes.append(
+                    f"the training step calls no block of {', '.join(untouched)}, so {stack} was checked; --blocks names others"
+                )
                 return other
             untouched.append(stack)
         self.options = asked
@@ -209,40 +242,54 @@ class Driver:
     # ---- the user's data ----
 
     def sweep(self, data: Data, main: PassResult, whole: PassResult | None) -> Swept | None:
-        """Forecast every group of ranks, and once more with every regime warmed; None where the passes before found nothing to build on."""
+        """Forecast every group of ranks, and once more with every regime warmed; None where the passes before
+        found nothing to build on.
+        """
         if self.launcher is None or main.outcome != "ok" or main.raised is not None:
             self.notes.append("no forecast: the first pass did not end")
             return None
         fullgraph = whole is main
-        passes = {rank: self.run_pass("sweep", fullgraph=fullgraph, **task) for rank, task in from_data.tasks(data).items()}
+        passes = {
+            rank: self.run_pass("sweep", fullgraph=fullgraph, **task)
+            for rank, task in data_forecast.tasks(data).items()
+        }
         if any(p.swept is None for p in passes.values()):
             broken = next(p for p in passes.values() if p.swept is None)
             self.notes.append(f"no forecast: its pass did not end ({broken.detail or broken.outcome})")
             return None
         cold = {rank: p.swept for rank, p in passes.items() if p.swept is not None}
-        warm = from_data.warm_of(data, cold)
-        warmed = {rank: self.run_pass("sweep", fullgraph=fullgraph, **task).swept for rank, task in from_data.tasks(data, warm).items()}
-        return Swept(passes=passes, cold=cold, warmed={rank: s for rank, s in warmed.items() if s is not None})
+        warm = data_forecast.warm_of(data, cold)
+        warmed = {
+            rank: self.run_pass("sweep", fullgraph=fullgraph, **task).swept
+            for rank, task in data_forecast.tasks(data, warm).items()
+        }
+        return Swept(
+            passes=passes, cold=cold, warmed={rank: s for rank, s in warmed.items() if s is not None}
+        )
 
     def judge_sweep(self, before: Outcome, swept: Swept, context: Context) -> Outcome:
         """Recompiles of the data in place of those of the first lengths; breaks and errors stay."""
         lead = min(swept.passes)
         events = [e for e in swept.passes[lead].events if e.kind != "graph_break"]
-        lengths, sizes = from_data.by_step(events, swept.cold[lead])
-        at_data = dataclasses.replace(context, lengths=lengths, batch_sizes=sizes, probes={}, graphs=None, fullgraph_breaks=())
+        lengths, sizes = data_forecast.by_step(events, swept.cold[lead])
+        at_data = dataclasses.replace(
+            context, lengths=lengths, batch_sizes=sizes, probes={}, graphs=None, fullgraph_breaks=()
+        )
         found = [f for f in diagnose(events, at_data) if f.kind in ("recompile", "limit_hit")]
         kept = [f for f in before.findings if f.kind not in ("recompile", "limit_hit")]
-        return dataclasses.replace(before, findings=(*kept, *found), compiles=len(swept.cold[lead]["compiles"]))
+        return dataclasses.replace(
+            before, findings=(*kept, *found), compiles=len(swept.cold[lead]["compiles"])
+        )
 
     def with_forecast(self, report: CheckReport, data: Data, swept: Swept, main: PassResult) -> CheckReport:
         """The report with the data's forecast, regime map and plan."""
         program = main.program
         assert program is not None
         lead = min(swept.passes)
-        lengths, sizes = from_data.by_step(swept.passes[lead].events, swept.cold[lead])
+        lengths, sizes = data_forecast.by_step(swept.passes[lead].events, swept.cold[lead])
         context = dataclasses.replace(self.context(main, None, None), lengths=lengths, batch_sizes=sizes)
         causes = self.causes(swept.passes[lead].events, context)
-        found = from_data.forecast(data, swept.cold, swept.warmed, causes, program["depth"])
+        found = data_forecast.forecast(data, swept.cold, swept.warmed, causes, program["depth"])
         fingerprint = {
             "torch": report.environment["torch"],
             "transformers": report.environment["transformers"],
@@ -257,9 +304,13 @@ class Driver:
             "target": self.options.target,
             "depth": program["depth"],
         }
-        plan = from_data.plan(fingerprint, found, report.findings, self.options)
+        plan = data_forecast.plan(fingerprint, found, report.findings, self.options)
         # other lengths can ask for other assumptions, such as another attention kernel
-        assumed = [note["meaning"] for p in swept.passes.values() for note in (p.result or {}).get("undetermined", ())]
+        assumed = [
+            note["meaning"]
+            for p in swept.passes.values()
+            for note in (p.result or {}).get("undetermined", ())
+        ]
         undetermined = tuple(dict.fromkeys((*report.undetermined, *assumed)))
         return dataclasses.replace(report, forecast=found, plan=plan, undetermined=undetermined)
 
@@ -270,16 +321,27 @@ class Driver:
             events += [e for e in breaks.events if e.kind == "graph_break"]
         events += _raised_events(main)
         compiles = sum(_is_compile(e) for e in main.events)
-        return Outcome(findings=tuple(diagnose(events, context)), compiles=compiles, ended=main.outcome == "ok" and main.raised is None)
+        return Outcome(
+            findings=tuple(diagnose(events, context)),
+            compiles=compiles,
+            ended=main.outcome == "ok" and main.raised is None,
+        )
 
     def other_routing(self, first: PassResult, known: Sequence[Finding]) -> tuple[Finding, ...]:
-        """What a mixture of experts does when its tokens spread unevenly, where the sizes of that spread reach Python or a graph's shapes.
+        """What a mixture of experts does when its tokens spread unevenly, where the sizes of that spread
+        reach Python or a graph's shapes.
 
-        One assumed routing can miss a recompile: an expert with exactly one token is a size that torch specialises on.
+        One assumed routing can miss a recompile: an expert with exactly one token is a size that torch
+        specialises on.
         """
         notes = (first.result or {}).get("undetermined", ())
         kinds = {note.get("what") for note in notes}
-        if self.launcher is None or self.options.routing != "balanced" or "planted" not in kinds or not ("read" in kinds or _unbacked(first)):
+        if (
+            self.launcher is None
+            or self.options.routing != "balanced"
+            or "planted" not in kinds
+            or not ("read" in kinds or _unbacked(first))
+        ):
             return ()
         if first.outcome != "ok":
             return ()
@@ -287,19 +349,27 @@ class Driver:
         if uneven.outcome != "ok" or uneven.program is None:
             self.notes.append(f"the pass with uneven routing did not end: {uneven.detail}")
             return ()
-        self.notes.append("routing of tokens to experts was assumed: balanced, and again with one idle expert and one expert with a single token")
+        self.notes.append(
+            "routing of tokens to experts was assumed: balanced, and again with one idle expert and one expert with a single token"
+        )
         whole = uneven if uneven.mode == "fullgraph" else None
         found = self.judge(uneven, None, self.context(uneven, whole, None)).findings
         seen = {(f.kind, f.cause, f.where) for f in known}
         told = "met when one expert is idle and one gets a single token"
-        return tuple(dataclasses.replace(f, evidence=(told, *f.evidence)) for f in found if (f.kind, f.cause, f.where) not in seen)
+        return tuple(
+            dataclasses.replace(f, evidence=(told, *f.evidence))
+            for f in found
+            if (f.kind, f.cause, f.where) not in seen
+        )
 
     def prove(self, main: PassResult, before: Outcome, swept: Swept | None) -> tuple[Finding, ...]:
         """Apply each mechanical remedy and run the check again, within the budget."""
         options = self.options
         if swept is not None:
             # proofs run at the lengths of the data that compile something, so that they can fail
-            met = [c for c in swept.cold[min(swept.cold)]["compiles"] if c["batch_size"] == options.batch_size]
+            met = [
+                c for c in swept.cold[min(swept.cold)]["compiles"] if c["batch_size"] == options.batch_size
+            ]
             options = dataclasses.replace(options, lengths=tuple(dict.fromkeys(c["length"] for c in met)))
         config_subject = self.recipe["type"] in ("config", "hub")
         if config_subject and options.layers in (None, "all"):
@@ -329,14 +399,21 @@ class Driver:
         )
         findings = prover.prove(unproved)
         if prover.left:
-            self.notes.append(f"{prover.left} remedies were not tried: the {options.verify_budget:.0f} s for proofs were used up")
+            self.notes.append(
+                f"{prover.left} remedies were not tried: the {options.verify_budget:.0f} s for proofs were used up"
+            )
         return findings
 
     # ---- passes ----
 
     def run_pass(self, mode: str, options: CheckOptions | None = None, **more: Any) -> PassResult:
         """Run one pass to its end; what it sent is kept whatever became of it. ``more`` goes into the task."""
-        task = {"mode": mode, "recipe": dict(self.recipe), "options": (options or self.options).to_dict(), **more}
+        task = {
+            "mode": mode,
+            "recipe": dict(self.recipe),
+            "options": (options or self.options).to_dict(),
+            **more,
+        }
         found = PassResult(mode)
         self.progress(ProgressEvent(phase="start", mode=mode))
         if self.launcher is None:
@@ -346,7 +423,9 @@ class Driver:
             found.outcome, found.seconds = "ok", time.monotonic() - started
         else:
             running = Pass(self.launcher, task, self.options.timeout)
-            with contextlib.closing(running.__iter__()) as messages:  # a refused input stops the child at once, not when Python gets to it
+            with contextlib.closing(
+                running.__iter__()
+            ) as messages:  # a refused input stops the child at once, not when Python gets to it
                 for message in messages:
                     self.take(found, message)
             found.outcome, found.detail, found.seconds = running.outcome, running.detail, running.seconds
@@ -405,7 +484,9 @@ class Driver:
             return "no graph broke and every block ran in a graph, so fullgraph=True captures the same"
         return None
 
-    def choose(self, first: PassResult, second: PassResult | None) -> tuple[PassResult, PassResult | None, PassResult | None]:
+    def choose(
+        self, first: PassResult, second: PassResult | None
+    ) -> tuple[PassResult, PassResult | None, PassResult | None]:
         """(the pass whose recompiles count, the pass that met the breaks, the fullgraph pass)."""
         by_mode = {p.mode: p for p in (first, second) if p is not None}
         whole, collect = by_mode.get("fullgraph"), by_mode.get("collect")
@@ -419,8 +500,12 @@ class Driver:
         """A failure that the program also has without compiling is the program's: exit 2, not a finding."""
         if first.program is None:
             if first.outcome == "timeout":
-                raise EnvironmentUnfit(f"the model was not built within {self.options.timeout:.0f} s; raise --timeout or take fewer --layers")
-            raise EnvironmentUnfit(f"the process that builds the model ended: {first.detail or 'no reason given'}")
+                raise EnvironmentUnfit(
+                    f"the model was not built within {self.options.timeout:.0f} s; raise --timeout or take fewer --layers"
+                )
+            raise EnvironmentUnfit(
+                f"the process that builds the model ended: {first.detail or 'no reason given'}"
+            )
         raised = first.raised
         if raised is None or raised["compile"] or self.launcher is None:
             return
@@ -435,10 +520,17 @@ class Driver:
     # ---- judging ----
 
     def numerics(self, first: PassResult, options: CheckOptions | None = None) -> dict[str, Any] | None:
-        """Compiled against eager on a subject with real weights, each from a virgin model; None where it was not or could not be compared."""
+        """Compiled against eager on a subject with real weights, each from a virgin model; None where it was
+        not or could not be compared.
+        """
         program = first.program
         assert program is not None
-        if program["weightless"] or self.launcher is None or first.outcome != "ok" or first.raised is not None:
+        if (
+            program["weightless"]
+            or self.launcher is None
+            or first.outcome != "ok"
+            or first.raised is not None
+        ):
             return None
         if program["parameters"] >= SMALL_MODEL and not self.options.numerics:
             return None
@@ -450,7 +542,9 @@ class Driver:
             if found and not found["numerics"]["ok"]:
                 again = _compared(self.run_pass("reference", options, compare=saved))
                 if not again or not again["numerics"]["ok"]:
-                    self.notes.append("numerics: the model gives other results each time it runs eagerly under one seed, so nothing was compared")
+                    self.notes.append(
+                        "numerics: the model gives other results each time it runs eagerly under one seed, so nothing was compared"
+                    )
                     return None
         comparison: dict[str, Any] | None = found["numerics"] if found else None
         return comparison
@@ -461,7 +555,12 @@ class Driver:
         result = main.result or {}
         captured: dict[str, bool | None] = {b["fqn"]: None for b in program["blocks"]}
         captured |= (whole.result or {}).get("fullgraph", {}) if whole is not None and whole.result else {}
-        if whole is None and not program["wrap"] and "fullgraph" in self.skipped and self.skipped["fullgraph"].startswith("no graph broke"):
+        if (
+            whole is None
+            and not program["wrap"]
+            and "fullgraph" in self.skipped
+            and self.skipped["fullgraph"].startswith("no graph broke")
+        ):
             captured = dict.fromkeys(captured, True)
         probes: dict[str, Any] = {
             "calls": result.get("calls", {}),
@@ -481,15 +580,24 @@ class Driver:
             if never and self.options.compile_scope in ("block", "block+loss"):
                 probes["never_run"] = never
         if main.outcome == "timeout" and main.last.get("phase") == "step":
-            probes["timeout"] = {"seconds": self.options.timeout, "phase": main.last.get("phase"), "step": main.last.get("step")}
+            probes["timeout"] = {
+                "seconds": self.options.timeout,
+                "phase": main.last.get("phase"),
+                "step": main.last.get("step"),
+            }
         return Context(
-            blocks=tuple(Block(fqn=b["fqn"], cls=b["class"], kind=b["kind"], index=b["index"]) for b in program["blocks"]),
+            blocks=tuple(
+                Block(fqn=b["fqn"], cls=b["class"], kind=b["kind"], index=b["index"])
+                for b in program["blocks"]
+            ),
             lengths=tuple(s["length"] for s in program["steps"]),
             batch_sizes=tuple(s["batch_size"] for s in program["steps"]),
             graphs=None if self.options.compile_scope == "none" else _graphs(result, program["wrap"]),
             ran=result.get("graphs", {}),
             fullgraph=captured,
-            fullgraph_breaks=tuple(e for e in whole.events if e.kind in ("graph_break", "error")) if whole is not None and whole is not main else (),
+            fullgraph_breaks=tuple(e for e in whole.events if e.kind in ("graph_break", "error"))
+            if whole is not None and whole is not main
+            else (),
             wrap=program["wrap"],
             ac=self.options.ac,
             scope=self.options.compile_scope,
@@ -499,7 +607,9 @@ class Driver:
             probes=probes,
         )
 
-    def report(self, main: PassResult, whole: PassResult | None, findings: tuple[Finding, ...], context: Context) -> CheckReport:
+    def report(
+        self, main: PassResult, whole: PassResult | None, findings: tuple[Finding, ...], context: Context
+    ) -> CheckReport:
         program, result = main.program, main.result or {}
         assert program is not None
         outcome = verdict(findings)
@@ -546,7 +656,9 @@ class Driver:
             "method": o.method,
         }
 
-    def block_results(self, main: PassResult, whole: PassResult | None, findings: Sequence[Finding], context: Context) -> list[BlockResult]:
+    def block_results(
+        self, main: PassResult, whole: PassResult | None, findings: Sequence[Finding], context: Context
+    ) -> list[BlockResult]:
         graphs = (main.result or {}).get("graphs", {})
         recompiles: dict[str, int] = {}
         for event in main.events:
@@ -588,7 +700,8 @@ class Driver:
 
     def causes(self, events: Sequence[Event], context: Context) -> dict[str, str]:
         """Compile id -> cause, for every recompile."""
-        # each with what came before it, which tells a change in time from a difference between blocks; facts that are not events stay out
+        # each with what came before it, which tells a change in time from a difference between blocks; facts
+        # that are not events stay out
         alone = dataclasses.replace(context, probes={}, graphs=None, fullgraph_breaks=())
         found: dict[str, str] = {}
         met: Counter[str] = Counter()
@@ -617,7 +730,11 @@ class Driver:
         ]
         passes += [{"mode": mode, "skipped": reason} for mode, reason in self.skipped.items()]
         peaks = [p["peak_rss_gb"] for p in passes if p.get("peak_rss_gb")]
-        return {"wall_s": round(time.monotonic() - self.started, 2), "passes": passes, "peak_rss_gb": max(peaks, default=None)}
+        return {
+            "wall_s": round(time.monotonic() - self.started, 2),
+            "passes": passes,
+            "peak_rss_gb": max(peaks, default=None),
+        }
 
 
 def environment() -> dict[str, Any]:
@@ -632,7 +749,9 @@ def environment() -> dict[str, Any]:
 
 
 def forecast(compiles: Sequence[Mapping[str, Any]], main: PassResult) -> dict[str, Any]:
-    """What the batches of the check cost, in their order: the first compile of each region is not a recompile."""
+    """What the batches of the check cost, in their order: the first compile of each region is not a
+    recompile.
+    """
     program = main.program or {}
     note = "without Inductor's guards" if program.get("depth") in ("trace", "joint") else None
     return {
@@ -646,7 +765,9 @@ def forecast(compiles: Sequence[Mapping[str, Any]], main: PassResult) -> dict[st
 
 
 def _graphs(result: Mapping[str, Any], wrap: bool) -> dict[str, int] | None:
-    """Graphs by block, zero for a block that was called and ran none; None where a subject's own backends could not be counted."""
+    """Graphs by block, zero for a block that was called and ran none; None where a subject's own backends
+    could not be counted.
+    """
     if not result or (wrap and not result["graphs"]):
         return None
     return {fqn: len(result["graphs"].get(fqn, ())) for fqn in [*result["calls"], *result["graphs"]]}
@@ -687,6 +808,11 @@ def _raised_events(found: PassResult) -> list[Event]:
             time=time.time(),
             step=raised["step"],
             stack=(Frame(**where),) if where else (),
-            detail={"type": raised["error"], "message": raised["message"], "phase": "step", "fullgraph": found.mode == "fullgraph"},
+            detail={
+                "type": raised["error"],
+                "message": raised["message"],
+                "phase": "step",
+                "fullgraph": found.mode == "fullgraph",
+            },
         )
     ]

@@ -2,8 +2,9 @@
 
     python -m cftdiag.check.viability [--out FILE] [--state FILE] [--timeout S] [--jobs N] [--attn sdpa,eager,flash_attention_2] [FILTER]
 
-Each result is appended to the state file as soon as it is known, so an interrupted run goes on where it stopped; results of other versions of
-torch or transformers are not taken over. Checks run at ``--layers auto`` (the fewest layers that hold every kind of block) unless told otherwise.
+Each result is appended to the state file as soon as it is known, so an interrupted run goes on where it
+stopped; results of other versions of torch or transformers are not taken over. Checks run at ``--layers
+auto`` (the fewest layers that hold every kind of block) unless told otherwise.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from cftdiag.check import catalogue
+from cftdiag import catalogue
 from cftdiag.check.driver import Driver
-from cftdiag.check.errors import CheckError
-from cftdiag.check.options import CheckOptions
-from cftdiag.check.process import ForkServer
-from cftdiag.check.subject import resolve
+from cftdiag.errors import CheckError
+from cftdiag.options import CheckOptions
+from cftdiag.passes.launch import ForkServer
+from cftdiag.subject import resolve
 
 #: Seconds that depth trace gets at least: tens are enough on an idle machine.
 TRACE_S = 240.0
@@ -36,15 +37,29 @@ def versions() -> dict[str, str]:
     return {name: metadata.version(name) for name in ("torch", "transformers", "cftdiag")}
 
 
-def check_one(model: str, attn: str, *, layers: str, timeout: float, local: threading.local, **more: Any) -> dict[str, Any]:
-    """One row: a verdict, or the one-line reason why there is none. ``more`` are further options of the check."""
+def check_one(
+    model: str, attn: str, *, layers: str, timeout: float, local: threading.local, **more: Any
+) -> dict[str, Any]:
+    """One row: a verdict, or the one-line reason why there is none. ``more`` are further options of the
+    check.
+    """
     started = time.monotonic()
     row: dict[str, Any] = {"model": model, "attn": attn, "layers": layers, **versions()}
     if getattr(local, "server", None) is None:
         local.server = ForkServer()
 
     def check(**changed: Any) -> dict[str, Any]:
-        options = CheckOptions(**{"model": model, "attn": attn, "layers": layers, "timeout": timeout, "verify": False, **more, **changed})
+        options = CheckOptions(
+            **{
+                "model": model,
+                "attn": attn,
+                "layers": layers,
+                "timeout": timeout,
+                "verify": False,
+                **more,
+                **changed,
+            }
+        )
         return Driver(resolve(model), options, local.server, None).run().to_dict()
 
     try:
@@ -57,14 +72,25 @@ def check_one(model: str, attn: str, *, layers: str, timeout: float, local: thre
             "kinds": kinds,
             "verdict": report["verdict"],
             "compiles": len(report["compiles"]),
-            "causes": sorted({f"{f['kind']}:{f['cause']}" for f in report["findings"] if f["severity"] != "info"}),
-            "reason": report["undetermined"][0] if report["verdict"] == "error" and report["undetermined"] else "",
+            "causes": sorted(
+                {f"{f['kind']}:{f['cause']}" for f in report["findings"] if f["severity"] != "info"}
+            ),
+            "reason": report["undetermined"][0]
+            if report["verdict"] == "error" and report["undetermined"]
+            else "",
         }
         if report["verdict"] == "error" and "perf:compile_time_depth" in row["causes"]:
-            # tracing the backward exploded: the forward alone still tells whether the blocks are captured whole
+            # tracing the backward exploded: the forward alone still tells whether the blocks are captured
+            # whole
             row["at_trace"] = check(depth="trace", timeout=max(timeout, TRACE_S))["verdict"]
     except CheckError as error:
-        row |= {"verdict": "refused" if error.exit_code == 2 else "error", "kinds": {}, "compiles": None, "causes": [], "reason": str(error)}
+        row |= {
+            "verdict": "refused" if error.exit_code == 2 else "error",
+            "kinds": {},
+            "compiles": None,
+            "causes": [],
+            "reason": str(error),
+        }
     row["seconds"] = round(time.monotonic() - started, 1)
     return row
 
@@ -93,7 +119,16 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         why = ", ".join(r["causes"]) or r["reason"].replace("|", "/") or "-"
         compiles = "-" if r["compiles"] is None else r["compiles"]
         verdict = f"{r['verdict']}; at depth trace: {r['at_trace']}" if r.get("at_trace") else r["verdict"]
-        cells = (r["model"], r.get("model_type") or "-", kinds, r["attn"], verdict, compiles, why, r["seconds"])
+        cells = (
+            r["model"],
+            r.get("model_type") or "-",
+            kinds,
+            r["attn"],
+            verdict,
+            compiles,
+            why,
+            r["seconds"],
+        )
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     counts: dict[tuple[str, str], int] = {}
     for r in rows:
@@ -104,7 +139,9 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("filter", nargs="?", default="")
     parser.add_argument("--out", type=Path, default=Path("docs/viability.md"))
     parser.add_argument("--state", type=Path, default=Path(".cache/viability.jsonl"))

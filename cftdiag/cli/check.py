@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cftdiag.check.errors import CheckError, InputError
-from cftdiag.check.forecast.lengths import OVER_LONG
-from cftdiag.check.options import (
+from cftdiag.cli.options import Layers, Lengths, Setting, check_writable, debug_option, json_file, write_json
+from cftdiag.errors import CheckError, InputError
+from cftdiag.forecast.lengths import OVER_LONG
+from cftdiag.options import (
     AC_MODES,
     ATTENTIONS,
     DEFAULT_LENGTHS,
@@ -28,7 +29,6 @@ from cftdiag.check.options import (
     SCOPES,
     CheckOptions,
 )
-from cftdiag.cli.options import Layers, Lengths, Setting, check_writable, debug_option, json_file, write_json
 from cftdiag.target import TARGETS
 
 if TYPE_CHECKING:
@@ -37,15 +37,53 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="Before training: will each block capture whole, what will recompile.")
-@click.option("--model", metavar="MODEL", help="A name of `cftdiag models`, a directory, a config.json, a hub id, or file.py:build.")
-@click.option("--config", "config_path", metavar="RUN.YAML", help="Check what `python -m trainer --config RUN.YAML` would train, instead of --model.")
-@click.option("--method", type=click.Choice(METHODS), default="full", show_default=True, help="Fine-tuning method of the trainer.")
+@click.option(
+    "--model",
+    metavar="MODEL",
+    help="A name of `cftdiag models`, a directory, a config.json, a hub id, or file.py:build.",
+)
+@click.option(
+    "--config",
+    "config_path",
+    metavar="RUN.YAML",
+    help="Check what `python -m trainer --config RUN.YAML` would train, instead of --model.",
+)
+@click.option(
+    "--method",
+    type=click.Choice(METHODS),
+    default="full",
+    show_default=True,
+    help="Fine-tuning method of the trainer.",
+)
 @click.option("--attn", type=click.Choice(ATTENTIONS), help="Attention implementation.  [default: sdpa]")
-@click.option("--dtype", type=click.Choice([*DTYPES, *DTYPE_ALIASES]), metavar="DTYPE", help="Data type of the model.  [default: bfloat16]")
-@click.option("--dynamic", type=click.Choice(list(DYNAMIC)), help="Dynamic shapes; auto is torch's None.  [default: true; a Subject's own]")
-@click.option("--ac", type=click.Choice(AC_MODES), default="none", show_default=True, help="Activation checkpointing of each block.")
-@click.option("--world-size", type=click.IntRange(min=1), default=1, show_default=True, help="Ranks of FSDP2, over torch's fake process group.")
-@click.option("--compile-scope", type=click.Choice(SCOPES), default="block", show_default=True, help="What is compiled.")
+@click.option(
+    "--dtype",
+    type=click.Choice([*DTYPES, *DTYPE_ALIASES]),
+    metavar="DTYPE",
+    help="Data type of the model.  [default: bfloat16]",
+)
+@click.option(
+    "--dynamic",
+    type=click.Choice(list(DYNAMIC)),
+    help="Dynamic shapes; auto is torch's None.  [default: true; a Subject's own]",
+)
+@click.option(
+    "--ac",
+    type=click.Choice(AC_MODES),
+    default="none",
+    show_default=True,
+    help="Activation checkpointing of each block.",
+)
+@click.option(
+    "--world-size",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Ranks of FSDP2, over torch's fake process group.",
+)
+@click.option(
+    "--compile-scope", type=click.Choice(SCOPES), default="block", show_default=True, help="What is compiled."
+)
 @click.option(
     "--compile-backend",
     envvar="TORCH_COMPILE_BACKEND",
@@ -53,22 +91,69 @@ if TYPE_CHECKING:
     help="torch.compile backend; also read from TORCH_COMPILE_BACKEND.  [default: the depth's own]",
 )
 @click.option("--batch-size", type=click.IntRange(min=1), help="Rows per forward.  [default: 1]")
-@click.option("--lengths", type=Lengths(), help=f"Sequence lengths, in the order met.  [default: {','.join(map(str, DEFAULT_LENGTHS))}]")
-@click.option("--pad-to-multiple-of", type=click.IntRange(min=1), metavar="N", help="Pad every length up, as the collator would.")
+@click.option(
+    "--lengths",
+    type=Lengths(),
+    help=f"Sequence lengths, in the order met.  [default: {','.join(map(str, DEFAULT_LENGTHS))}]",
+)
+@click.option(
+    "--pad-to-multiple-of",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Pad every length up, as the collator would.",
+)
 @click.option("--packed", is_flag=True, help="One row of several documents.")
 @click.option("--flash-varlen", is_flag=True, help="Pass cu_seq_lens_q/k and max_length_q/k to the model.")
-@click.option("--data", metavar="FILE", help="Forecast the compiles of these lengths: JSONL (input_ids or len), text, or a dataset directory.")
-@click.option("--max-tokens-per-gpu", type=click.IntRange(min=1), metavar="N", help="With --data: most tokens of one forward of one rank.")
-@click.option("--shuffle-seed", type=int, metavar="N", help="With --data: the order of training with this seed.  [default: the file's order]")
 @click.option(
-    "--over-long", type=click.Choice(OVER_LONG), default="fatal", show_default=True, help="With --data: samples beyond the model's positions."
+    "--data",
+    metavar="FILE",
+    help="Forecast the compiles of these lengths: JSONL (input_ids or len), text, or a dataset directory.",
+)
+@click.option(
+    "--max-tokens-per-gpu",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="With --data: most tokens of one forward of one rank.",
+)
+@click.option(
+    "--shuffle-seed",
+    type=int,
+    metavar="N",
+    help="With --data: the order of training with this seed.  [default: the file's order]",
+)
+@click.option(
+    "--over-long",
+    type=click.Choice(OVER_LONG),
+    default="fatal",
+    show_default=True,
+    help="With --data: samples beyond the model's positions.",
 )
 @click.option("--drop-last", is_flag=True, help="With --data: leave out the last partial batch.")
-@click.option("--plan", "plan_path", metavar="FILE", help="With --data: write the compile plan that the trainer and the monitor read.")
+@click.option(
+    "--plan",
+    "plan_path",
+    metavar="FILE",
+    help="With --data: write the compile plan that the trainer and the monitor read.",
+)
 @click.option("--plots", metavar="DIR", help="With --data: draw the regime map into DIR.")
-@click.option("--layers", type=Layers(), help="Layers to build; auto: the fewest that hold every kind of block.  [default: all]")
-@click.option("--blocks", multiple=True, metavar="GLOB", help="Modules to compile one by one; may be repeated.  [default: the longest ModuleList]")
-@click.option("--depth", type=click.Choice(DEPTHS), default="joint", show_default=True, help="trace: Dynamo; joint: forward and backward graphs.")
+@click.option(
+    "--layers",
+    type=Layers(),
+    help="Layers to build; auto: the fewest that hold every kind of block.  [default: all]",
+)
+@click.option(
+    "--blocks",
+    multiple=True,
+    metavar="GLOB",
+    help="Modules to compile one by one; may be repeated.  [default: the longest ModuleList]",
+)
+@click.option(
+    "--depth",
+    type=click.Choice(DEPTHS),
+    default="joint",
+    show_default=True,
+    help="trace: Dynamo; joint: forward and backward graphs.",
+)
 @click.option(
     "--fast-forward",
     type=click.Choice(FAST_FORWARD),
@@ -76,26 +161,76 @@ if TYPE_CHECKING:
     show_default=True,
     help="Skip the arithmetic of compiled regions; auto: for all but small models.",
 )
-@click.option("--target", type=click.Choice(TARGETS), help="Let Inductor generate code for a device that need not be there: depth codegen.")
-@click.option("--routing", type=click.Choice(ROUTING), default="balanced", show_default=True, help="What an untrained router is assumed to do.")
-@click.option("--set", "torch_config", type=Setting(), multiple=True, help="A torch setting for every pass: torch._inductor.config.NAME=VALUE.")
-@click.option("--timeout", type=click.FloatRange(min=0, min_open=True), default=DEFAULT_TIMEOUT_S, show_default=True, help="Seconds for each pass.")
-@click.option("--verify/--no-verify", default=True, show_default=True, help="Prove remedies by running the check again with them.")
 @click.option(
-    "--verify-budget", type=click.FloatRange(min=0), default=DEFAULT_VERIFY_BUDGET_S, show_default=True, help="Seconds for all proofs together."
+    "--target",
+    type=click.Choice(TARGETS),
+    help="Let Inductor generate code for a device that need not be there: depth codegen.",
 )
-@click.option("--trust-remote-code", is_flag=True, help="Run Python code that comes with a model of the hub or of a directory.")
-@click.option("--fail-on", type=click.Choice(FAIL_ON), default="error", show_default=True, help="Lowest severity that makes the exit code 1.")
+@click.option(
+    "--routing",
+    type=click.Choice(ROUTING),
+    default="balanced",
+    show_default=True,
+    help="What an untrained router is assumed to do.",
+)
+@click.option(
+    "--set",
+    "torch_config",
+    type=Setting(),
+    multiple=True,
+    help="A torch setting for every pass: torch._inductor.config.NAME=VALUE.",
+)
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    default=DEFAULT_TIMEOUT_S,
+    show_default=True,
+    help="Seconds for each pass.",
+)
+@click.option(
+    "--verify/--no-verify",
+    default=True,
+    show_default=True,
+    help="Prove remedies by running the check again with them.",
+)
+@click.option(
+    "--verify-budget",
+    type=click.FloatRange(min=0),
+    default=DEFAULT_VERIFY_BUDGET_S,
+    show_default=True,
+    help="Seconds for all proofs together.",
+)
+@click.option(
+    "--trust-remote-code",
+    is_flag=True,
+    help="Run Python code that comes with a model of the hub or of a directory.",
+)
+@click.option(
+    "--fail-on",
+    type=click.Choice(FAIL_ON),
+    default="error",
+    show_default=True,
+    help="Lowest severity that makes the exit code 1.",
+)
 @json_file
 @click.option("-q", "--quiet", is_flag=True, help="Print the verdict line alone.")
 @debug_option
-def check(fail_on: str, json_path: str | None, quiet: bool, plan_path: str | None, plots: str | None, config_path: str | None, **options: Any) -> int:
+def check(
+    fail_on: str,
+    json_path: str | None,
+    quiet: bool,
+    plan_path: str | None,
+    plots: str | None,
+    config_path: str | None,
+    **options: Any,
+) -> int:
     """Check, before training, whether torch.compile will hold.
 
-    Builds the model without weights, runs its training step on the CPU, and reports for each block whether it captures as a whole graph,
-    what recompiles it and what to change. Needs no GPU.
+    Builds the model without weights, runs its training step on the CPU, and reports for each block whether it
+    captures as a whole graph, what recompiles it and what to change. Needs no GPU.
 
-    A file.py:build function returns (model, batches) or a cftdiag.Subject; its model decides attention, dtype, lengths and layers by itself.
+    A file.py:build function returns (model, batches) or a cftdiag.Subject; its model decides attention,
+    dtype, lengths and layers by itself.
     """
     asked = CheckOptions(**options | {"torch_config": dict(options["torch_config"])})
     if asked.method != "full":
@@ -105,12 +240,16 @@ def check(fail_on: str, json_path: str | None, quiet: bool, plan_path: str | Non
     if asked.data is None and (plan_path or plots):
         raise click.UsageError("--plan and --plots come from a forecast; give --data FILE")
     from cftdiag.check import run_check
-    from cftdiag.report import live, terminal
+    from cftdiag.report import status_line, terminal
 
     # a job that is cancelled ends like one that is interrupted: children stopped, scratch files removed
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    with live.progress(sys.stderr, quiet=quiet) as on_progress:
-        report = run_check(asked, on_progress) if config_path is None else _check_config(config_path, options, on_progress)
+    with status_line.progress(sys.stderr, quiet=quiet) as on_progress:
+        report = (
+            run_check(asked, on_progress)
+            if config_path is None
+            else _check_config(config_path, options, on_progress)
+        )
     data = report.to_dict()
     # The terminal first: a disk that has filled up meanwhile must not cost the answer.
     if json_path != "-":
@@ -132,18 +271,28 @@ _WITH_CONFIG = ("timeout", "verify", "verify_budget", "depth", "target", "torch_
 
 
 def _check_config(path: str, options: dict[str, Any], on_progress: Progress) -> CheckReport:
-    """Check the trainer's configuration: the same model, method, wrapping and packed rows, on ``--world-size`` ranks."""
+    """Check the trainer's configuration: the same model, method, wrapping and packed rows, on
+    ``--world-size`` ranks.
+    """
     context = click.get_current_context()
     source = click.core.ParameterSource.COMMANDLINE
-    given = [name for name in options if context.get_parameter_source(name) == source and name not in _WITH_CONFIG]
+    given = [
+        name for name in options if context.get_parameter_source(name) == source and name not in _WITH_CONFIG
+    ]
     if given:
-        raise click.UsageError(f"--{given[0].replace('_', '-')} is decided by {path}; change it there or drop --config")
+        raise click.UsageError(
+            f"--{given[0].replace('_', '-')} is decided by {path}; change it there or drop --config"
+        )
     from trainer import preflight
     from trainer.config import TrainConfig
 
-    more = {name: options[name] for name in _WITH_CONFIG if name != "world_size"} | {"torch_config": dict(options["torch_config"])}
+    more = {name: options[name] for name in _WITH_CONFIG if name != "world_size"} | {
+        "torch_config": dict(options["torch_config"])
+    }
     try:
-        return preflight.check(TrainConfig.from_yaml(path), world=options["world_size"], progress=on_progress, **more)
+        return preflight.check(
+            TrainConfig.from_yaml(path), world=options["world_size"], progress=on_progress, **more
+        )
     except CheckError:
         raise
     except ValueError as error:

@@ -16,7 +16,8 @@ from cftdiag.report import stream
 def doctor(as_json: bool) -> int:
     """Show versions, devices and compilers, and test on this torch what the check relies on.
 
-    The self-test provokes a graph break, a recompile and a limit hit and reads them back. Exit code 3 when the check cannot work here.
+    The self-test provokes a graph break, a recompile and a limit hit and reads them back. Exit code 3 when
+    the check cannot work here.
     """
     from cftdiag.doctor import examine
 

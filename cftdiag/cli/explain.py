@@ -26,13 +26,17 @@ def explain(cause: str | None, as_json: bool) -> int:
         hint = f"did you mean {', '.join(close)}?" if close else "run `cftdiag explain` for the list"
         raise click.UsageError(f"unknown cause {cause!r}; {hint}")
     if as_json:
-        data: Any = [dataclasses.asdict(c) for c in CAUSES.values()] if cause is None else dataclasses.asdict(CAUSES[cause])
+        data: Any = (
+            [dataclasses.asdict(c) for c in CAUSES.values()]
+            if cause is None
+            else dataclasses.asdict(CAUSES[cause])
+        )
         stream.write(json.dumps(data, indent=2))
         return 0
-    from cftdiag.report import causes
+    from cftdiag.report import cause_page
 
     if cause is None:
-        causes.show_list([dataclasses.asdict(c) for c in CAUSES.values()])
+        cause_page.show_list([dataclasses.asdict(c) for c in CAUSES.values()])
     else:
-        causes.show_page(dataclasses.asdict(CAUSES[cause]))
+        cause_page.show_page(dataclasses.asdict(CAUSES[cause]))
     return 0

@@ -1,4 +1,6 @@
-"""``cftdiag kernels``: the code that Inductor generates for a block, kernel by kernel, for a device that need not be there."""
+"""``cftdiag kernels``: the code that Inductor generates for a block, kernel by kernel, for a device that need
+not be there.
+"""
 
 from __future__ import annotations
 
@@ -11,29 +13,78 @@ from typing import Any
 
 import click
 
-from cftdiag.check.errors import EnvironmentUnfit
-from cftdiag.check.options import ATTENTIONS, DTYPE_ALIASES, DTYPES, DYNAMIC
 from cftdiag.cli.options import Lengths, Setting, debug_option, json_flag
+from cftdiag.errors import EnvironmentUnfit
+from cftdiag.options import ATTENTIONS, DTYPE_ALIASES, DTYPES, DYNAMIC
 from cftdiag.report import stream
 from cftdiag.target.devices import TARGETS
 
 
 @click.command(short_help="Generated code, per kernel: source lines, fused ops, registers, spills, bytes.")
-@click.option("--model", required=True, metavar="MODEL", help="A name of `cftdiag models`, a directory, a config.json, a hub id, or file.py:build.")
-@click.option("--target", type=click.Choice([*TARGETS, "cuda"]), help="Device to generate for; cuda, the one here, is the default.")
-@click.option("--length", "--lengths", "lengths", type=Lengths(), help="Sequence lengths; with several, what changes between them.  [default: 512]")
-@click.option("--batch-size", type=click.IntRange(min=1), metavar="N", help="Rows per forward.  [default: 1]")
-@click.option("--block", metavar="KIND", help="Only this kind of block: a kind, a class or a name, globs allowed.")
-@click.option("--attn", type=click.Choice(ATTENTIONS), help="Attention implementation.  [default: sdpa]")
-@click.option("--dtype", type=click.Choice([*DTYPES, *DTYPE_ALIASES]), metavar="DTYPE", help="Data type of the model.  [default: bfloat16]")
-@click.option("--dynamic", type=click.Choice(list(DYNAMIC)), help="Dynamic shapes; auto is torch's None.  [default: true]")
-@click.option("--pad-to-multiple-of", type=click.IntRange(min=1), metavar="N", help="Round each length up to a multiple of N.")
-@click.option("--set", "torch_config", type=Setting(), multiple=True, help="A torch setting, such as torch._inductor.config.NAME=VALUE.")
-@click.option("--compile/--no-compile", "compile_kernels", default=True, help="Compile each configuration and read its registers (the default).")
-@click.option("--source", is_flag=True, help="Print each kernel's text.")
-@click.option("--bytecode", is_flag=True, help="Print the Python that Dynamo runs instead of each block, decompiled where depyf can.")
 @click.option(
-    "--out", type=click.Path(file_okay=False, path_type=Path), metavar="DIR", help="Write the report, the output code and each kernel into DIR."
+    "--model",
+    required=True,
+    metavar="MODEL",
+    help="A name of `cftdiag models`, a directory, a config.json, a hub id, or file.py:build.",
+)
+@click.option(
+    "--target",
+    type=click.Choice([*TARGETS, "cuda"]),
+    help="Device to generate for; cuda, the one here, is the default.",
+)
+@click.option(
+    "--length",
+    "--lengths",
+    "lengths",
+    type=Lengths(),
+    help="Sequence lengths; with several, what changes between them.  [default: 512]",
+)
+@click.option("--batch-size", type=click.IntRange(min=1), metavar="N", help="Rows per forward.  [default: 1]")
+@click.option(
+    "--block", metavar="KIND", help="Only this kind of block: a kind, a class or a name, globs allowed."
+)
+@click.option("--attn", type=click.Choice(ATTENTIONS), help="Attention implementation.  [default: sdpa]")
+@click.option(
+    "--dtype",
+    type=click.Choice([*DTYPES, *DTYPE_ALIASES]),
+    metavar="DTYPE",
+    help="Data type of the model.  [default: bfloat16]",
+)
+@click.option(
+    "--dynamic",
+    type=click.Choice(list(DYNAMIC)),
+    help="Dynamic shapes; auto is torch's None.  [default: true]",
+)
+@click.option(
+    "--pad-to-multiple-of",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Round each length up to a multiple of N.",
+)
+@click.option(
+    "--set",
+    "torch_config",
+    type=Setting(),
+    multiple=True,
+    help="A torch setting, such as torch._inductor.config.NAME=VALUE.",
+)
+@click.option(
+    "--compile/--no-compile",
+    "compile_kernels",
+    default=True,
+    help="Compile each configuration and read its registers (the default).",
+)
+@click.option("--source", is_flag=True, help="Print each kernel's text.")
+@click.option(
+    "--bytecode",
+    is_flag=True,
+    help="Print the Python that Dynamo runs instead of each block, decompiled where depyf can.",
+)
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Write the report, the output code and each kernel into DIR.",
 )
 @json_flag
 @debug_option
@@ -49,11 +100,13 @@ def kernels(
     as_json: bool,
     **options: Any,
 ) -> int:
-    """Show what Inductor generates for each kind of block: kernels, fused operators, registers, bytes, and library calls beside them.
+    """Show what Inductor generates for each kind of block: kernels, fused operators, registers, bytes, and
+    library calls beside them.
 
-    Needs no GPU: the code is generated for the device of --target, and Triton compiles it for that device without running it.
+    Needs no GPU: the code is generated for the device of --target, and Triton compiles it for that device
+    without running it.
     """
-    from cftdiag.target import job, render
+    from cftdiag.kernels import job, render
 
     where = target or _present()
     if out is not None:
@@ -83,7 +136,9 @@ def _present() -> str:
     import torch
 
     if not torch.cuda.is_available():
-        raise click.UsageError(f"no CUDA device here to generate for; name one with --target ({', '.join(TARGETS)})")
+        raise click.UsageError(
+            f"no CUDA device here to generate for; name one with --target ({', '.join(TARGETS)})"
+        )
     return "cuda"
 
 
@@ -114,10 +169,17 @@ def _write(out: Path, data: dict[str, Any]) -> None:
         (out / "kernels.json").write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
         for block in data["blocks"]:
             for graph in block["graphs"]:
-                folder = out / "".join(c if c.isalnum() else "_" for c in f"{block['kind']} {graph['compile_id']} {graph['direction']}")
+                folder = out / "".join(
+                    c if c.isalnum() else "_"
+                    for c in f"{block['kind']} {graph['compile_id']} {graph['direction']}"
+                )
                 folder.mkdir(exist_ok=True)
                 (folder / "output_code.py").write_text(graph["code"], encoding="utf-8")
                 for kernel in graph["kernels"]:
-                    (folder / f"{kernel['name']}.{'cpp' if kernel['category'] == 'cpp' else 'py'}").write_text(kernel["source"], encoding="utf-8")
+                    (
+                        folder / f"{kernel['name']}.{'cpp' if kernel['category'] == 'cpp' else 'py'}"
+                    ).write_text(kernel["source"], encoding="utf-8")
     except OSError as error:
-        raise EnvironmentUnfit(f"cannot write into {out}: {error.strerror}; free disk space or name another directory") from error
+        raise EnvironmentUnfit(
+            f"cannot write into {out}: {error.strerror}; free disk space or name another directory"
+        ) from error

@@ -11,19 +11,29 @@ from typing import Any, NoReturn
 import click
 
 from cftdiag import __version__
-from cftdiag.check.errors import EnvironmentUnfit, InputError
 from cftdiag.cli.options import State, debug_option
+from cftdiag.errors import EnvironmentUnfit, InputError
 
-#: Verb -> (module with a command of the verb's name, one-line help). The help is here so that listing the verbs imports none of them.
+#: Verb -> (module with a command of the verb's name, one-line help). The help is here so that listing the
+#: verbs imports none of them.
 VERBS = {
-    "check": ("cftdiag.cli.check", "Before training: per block, will it capture whole, what will recompile, what to change."),
+    "check": (
+        "cftdiag.cli.check",
+        "Before training: per block, will it capture whole, what will recompile, what to change.",
+    ),
     "explain": ("cftdiag.cli.explain", "What a cause means, an example that triggers it, the fix."),
     "models": ("cftdiag.cli.models", "The catalogue of model configurations that check knows by name."),
     "doctor": ("cftdiag.cli.doctor", "What works on this machine and with this torch."),
     "run": ("cftdiag.cli.run", "Watch an unmodified training script, all its ranks."),
     "watch": ("cftdiag.cli.watch", "Live view of a run directory."),
-    "kernels": ("cftdiag.cli.kernels", "The generated code, kernel by kernel, for a device that need not be there."),
-    "report": ("cftdiag.cli.report", "Render a saved check, a run or a TORCH_TRACE directory: terminal, JSON, Markdown, HTML, SARIF, JUnit."),
+    "kernels": (
+        "cftdiag.cli.kernels",
+        "The generated code, kernel by kernel, for a device that need not be there.",
+    ),
+    "report": (
+        "cftdiag.cli.report",
+        "Render a saved check, a run or a TORCH_TRACE directory: terminal, JSON, Markdown, HTML, SARIF, JUnit.",
+    ),
 }
 
 
@@ -66,7 +76,9 @@ class LazyGroup(click.Group):
 @click.version_option(__version__, prog_name="cftdiag")
 @debug_option
 def cli() -> None:
-    """Know before you train whether torch.compile will hold; see the moment it stops holding; know what to change."""
+    """Know before you train whether torch.compile will hold; see the moment it stops holding; know what to
+    change.
+    """
 
 
 def main(args: Sequence[str] | None = None) -> NoReturn:
@@ -91,7 +103,11 @@ def run(args: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, click.Abort):
         return _fail(state, Interrupted().message, 3)
     except Exception as error:  # noqa: BLE001 - the last line of defence: a bug of ours is one line too, its traceback on request
-        return _fail(state, f"internal error: {type(error).__name__}: {error}; run again with --debug for the traceback", 3)
+        return _fail(
+            state,
+            f"internal error: {type(error).__name__}: {error}; run again with --debug for the traceback",
+            3,
+        )
     return code if isinstance(code, int) else 0
 
 

@@ -6,7 +6,7 @@ import json
 
 import click
 
-from cftdiag.check import catalogue
+from cftdiag import catalogue
 from cftdiag.cli.options import debug_option, json_flag
 from cftdiag.report import stream
 
@@ -23,7 +23,11 @@ def models(filter_text: str | None, as_json: bool) -> int:
         return 0
     if not found:
         close = catalogue.close_matches(filter_text or "")
-        hint = f"the closest names are {', '.join(close)}" if close else "run `cftdiag models` for the whole list"
+        hint = (
+            f"the closest names are {', '.join(close)}"
+            if close
+            else "run `cftdiag models` for the whole list"
+        )
         raise click.UsageError(f"no entry of the catalogue contains {filter_text!r}; {hint}")
     from cftdiag.report import tables
 

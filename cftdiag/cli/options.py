@@ -31,10 +31,17 @@ def _set_debug(ctx: click.Context, param: click.Parameter, value: bool) -> None:
 
 
 def debug_option(function: F) -> F:
-    """``--debug``, accepted before and after the verb; read eagerly so that a bad option after it shows its traceback too."""
-    return click.option("--debug", is_flag=True, is_eager=True, expose_value=False, callback=_set_debug, help="Show the traceback of an error.")(
-        function
-    )
+    """``--debug``, accepted before and after the verb; read eagerly so that a bad option after it shows its
+    traceback too.
+    """
+    return click.option(
+        "--debug",
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=_set_debug,
+        help="Show the traceback of an error.",
+    )(function)
 
 
 def json_flag(function: F) -> F:
@@ -44,7 +51,12 @@ def json_flag(function: F) -> F:
 
 def json_file(function: F) -> F:
     """``--json FILE|-``."""
-    return click.option("--json", "json_path", metavar="FILE|-", help="Write the report as JSON to FILE, or to stdout alone with -.")(function)
+    return click.option(
+        "--json",
+        "json_path",
+        metavar="FILE|-",
+        help="Write the report as JSON to FILE, or to stdout alone with -.",
+    )(function)
 
 
 class Lengths(click.ParamType):
@@ -52,7 +64,9 @@ class Lengths(click.ParamType):
 
     name = "N,N,..."
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, ...]:
         if isinstance(value, tuple):
             return value
         try:
@@ -94,12 +108,16 @@ class Setting(click.ParamType):
 
     name = "NAME=VALUE"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, Any]:
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, Any]:
         if isinstance(value, tuple):
             return value
         name, equals, text = str(value).partition("=")
         if not equals or not name.startswith("torch.") or "config." not in name:
-            self.fail(f"{value!r} is no torch setting, such as torch._dynamo.config.recompile_limit=16", param, ctx)
+            self.fail(
+                f"{value!r} is no torch setting, such as torch._dynamo.config.recompile_limit=16", param, ctx
+            )
         try:
             return name, ast.literal_eval(text)
         except (ValueError, SyntaxError):
@@ -114,7 +132,9 @@ def write_text(path: str, text: str) -> None:
     try:
         Path(path).write_text(text if text.endswith("\n") else text + "\n", encoding="utf-8")
     except OSError as error:
-        raise click.UsageError(f"cannot write {path}: {error.strerror or error}; name another file") from error
+        raise click.UsageError(
+            f"cannot write {path}: {error.strerror or error}; name another file"
+        ) from error
 
 
 def write_json(path: str, data: Any) -> None:

@@ -7,34 +7,43 @@ from typing import Any
 
 import click
 
-from cftdiag.check.errors import InputError
 from cftdiag.cli.options import debug_option, json_file, write_json, write_text
+from cftdiag.errors import InputError
 
 
 @click.command(short_help="Render a saved check or a run.")
 @click.argument("path", metavar="CHECK.json|RUN")
 @json_file
-@click.option("--markdown", "markdown_path", metavar="FILE|-", help="Write Markdown, for a pull request or a job summary.")
+@click.option(
+    "--markdown",
+    "markdown_path",
+    metavar="FILE|-",
+    help="Write Markdown, for a pull request or a job summary.",
+)
 @click.option("--html", "html_path", metavar="FILE|-", help="Write one self-contained HTML page.")
 @click.option("--sarif", "sarif_path", metavar="FILE|-", help="Write SARIF 2.1.0, for code scanning.")
 @click.option("--junit", "junit_path", metavar="FILE|-", help="Write JUnit XML: a test case a block.")
-@click.option("--eager", metavar="S|RUN", help="Seconds of a step without torch.compile, or such a run: tells the break-even step of a run.")
+@click.option(
+    "--eager",
+    metavar="S|RUN",
+    help="Seconds of a step without torch.compile, or such a run: tells the break-even step of a run.",
+)
 @click.option("-q", "--quiet", is_flag=True, help="Print the verdict line alone.")
 @debug_option
 def report(path: str, quiet: bool, json_path: str | None, eager: str | None, **paths: str | None) -> int:
     """Render a check or a run in the terminal or in another form.
 
-    CHECK.json is a file written by `cftdiag check --json`; RUN a run directory of `cftdiag run` or cftdiag.Monitor, finished or not, or a
-    directory that TORCH_TRACE=DIR wrote.
+    CHECK.json is a file written by `cftdiag check --json`; RUN a run directory of `cftdiag run` or
+    cftdiag.Monitor, finished or not, or a directory that TORCH_TRACE=DIR wrote.
     """
     from cftdiag.monitor import is_run
     from cftdiag.monitor.as_check import as_check
-    from cftdiag.report import html, junit, load, markdown, sarif, terminal
-    from cftdiag.report import run as run_view
+    from cftdiag.report import html, junit, markdown, sarif, saved_check, terminal
+    from cftdiag.report import run_terminal as run_view
 
     try:
         run = _read_run(path, eager) if is_run(path) or Path(path).is_dir() else None
-        data = load.read_check(path) if run is None else as_check(run)
+        data = saved_check.read_check(path) if run is None else as_check(run)
     except ValueError as error:
         raise InputError(str(error)) from error
     asked = {"json_path": json_path, **paths}
@@ -43,7 +52,12 @@ def report(path: str, quiet: bool, json_path: str | None, eager: str | None, **p
         raise InputError("only one form can go to stdout; give the others a file")
     if json_path is not None:
         write_json(json_path, data if run is None else run)
-    for name, render in (("markdown_path", markdown.render), ("html_path", html.render), ("sarif_path", sarif.render), ("junit_path", junit.render)):
+    for name, render in (
+        ("markdown_path", markdown.render),
+        ("html_path", html.render),
+        ("sarif_path", sarif.render),
+        ("junit_path", junit.render),
+    ):
         target = paths[name]
         if target is not None:
             write_text(target, render(data))

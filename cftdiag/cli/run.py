@@ -12,30 +12,81 @@ import click
 from cftdiag.cli.options import debug_option
 
 
-@click.command(short_help="Watch an unmodified training script, all its ranks.", context_settings={"ignore_unknown_options": True})
-@click.option("--run-dir", type=click.Path(file_okay=False, path_type=Path), help="Run directory to write.  [default: cftdiag-run-DATE-TIME]")
-@click.option("--max-steps", type=click.IntRange(min=1), metavar="N", help="End every rank, with exit code 0, after N optimizer steps.")
-@click.option(
-    "--warmup-steps", type=click.IntRange(min=0), default=10, show_default=True, metavar="N", help="Steps in which recompiles are expected."
+@click.command(
+    short_help="Watch an unmodified training script, all its ranks.",
+    context_settings={"ignore_unknown_options": True},
 )
-@click.option("--on-recompile", type=click.Choice(("warn", "raise")), default="warn", show_default=True, help="What a recompile after warm-up does.")
-@click.option("--plan", type=click.Path(dir_okay=False), metavar="FILE", help="Plan of cftdiag check: a recompile outside it sets off an alarm.")
 @click.option(
-    "--compile-budget", "compile_budget_s", type=click.FloatRange(min=0, min_open=True), metavar="S", help="Alarm above S seconds of compiling."
+    "--run-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Run directory to write.  [default: cftdiag-run-DATE-TIME]",
 )
-@click.option("--guards", is_flag=True, help="Count guard misses per block and cache entry (costs tens of us a compiled call).")
 @click.option(
-    "--guards-every", type=click.IntRange(min=1), default=100, show_default=True, metavar="N", help="Sample the failing guard each N-th miss."
+    "--max-steps",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="End every rank, with exit code 0, after N optimizer steps.",
 )
-@click.option("--payloads", "keep_payloads", is_flag=True, help="Keep graphs and generated code in the run directory.")
+@click.option(
+    "--warmup-steps",
+    type=click.IntRange(min=0),
+    default=10,
+    show_default=True,
+    metavar="N",
+    help="Steps in which recompiles are expected.",
+)
+@click.option(
+    "--on-recompile",
+    type=click.Choice(("warn", "raise")),
+    default="warn",
+    show_default=True,
+    help="What a recompile after warm-up does.",
+)
+@click.option(
+    "--plan",
+    type=click.Path(dir_okay=False),
+    metavar="FILE",
+    help="Plan of cftdiag check: a recompile outside it sets off an alarm.",
+)
+@click.option(
+    "--compile-budget",
+    "compile_budget_s",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="S",
+    help="Alarm above S seconds of compiling.",
+)
+@click.option(
+    "--guards",
+    is_flag=True,
+    help="Count guard misses per block and cache entry (costs tens of us a compiled call).",
+)
+@click.option(
+    "--guards-every",
+    type=click.IntRange(min=1),
+    default=100,
+    show_default=True,
+    metavar="N",
+    help="Sample the failing guard each N-th miss.",
+)
+@click.option(
+    "--payloads", "keep_payloads", is_flag=True, help="Keep graphs and generated code in the run directory."
+)
 @click.option("--trace", is_flag=True, help="Keep torch's raw structured trace too (RUN/trace, for tlparse).")
 @click.option("--tensorboard", metavar="DIR", help="Write scalars for TensorBoard (rank 0).")
 @click.option("--wandb", metavar="PROJECT", help="Log scalars to Weights & Biases (rank 0).")
 @click.option(
-    "--exchange", type=click.Choice(("auto", "store", "none")), default="auto", show_default=True, help="How ranks without a shared disk meet."
+    "--exchange",
+    type=click.Choice(("auto", "store", "none")),
+    default="auto",
+    show_default=True,
+    help="How ranks without a shared disk meet.",
 )
 @click.option(
-    "--eager-step-seconds", "eager_step_s", type=click.FloatRange(min=0, min_open=True), metavar="S", help="An eager step, for the break-even."
+    "--eager-step-seconds",
+    "eager_step_s",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="S",
+    help="An eager step, for the break-even.",
 )
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing of our own.")
 @debug_option
@@ -54,12 +105,13 @@ def run(
 ) -> int:
     """Run a training command and watch torch.compile in each of its ranks.
 
-    The command is not changed: python train.py, torchrun train.py, accelerate launch train.py. Its output, its exit code and the signals sent
-    to it pass through; each recompile, graph break and limit hit is told on stderr as it happens, and kept in the run directory.
+    The command is not changed: python train.py, torchrun train.py, accelerate launch train.py. Its output,
+    its exit code and the signals sent to it pass through; each recompile, graph break and limit hit is told
+    on stderr as it happens, and kept in the run directory.
     """
     from cftdiag.monitor import launch
     from cftdiag.monitor.narrate import Narrator
-    from cftdiag.monitor.planned import Planned
+    from cftdiag.monitor.plan_match import Planned
 
     directory = (run_dir or Path(time.strftime("cftdiag-run-%Y%m%d-%H%M%S"))).absolute()
     settings: dict[str, Any] = {**options, "guards": guards_every if guards else 0}
@@ -80,7 +132,9 @@ def run(
     try:
         code = launch.run(command, launch.environment(directory, settings, trace=trace), narrator.poll)
     except OSError as error:
-        raise click.UsageError(f"cannot start {command[0]}: {error.strerror or error}; check the command after --") from error
+        raise click.UsageError(
+            f"cannot start {command[0]}: {error.strerror or error}; check the command after --"
+        ) from error
     launch.note_end(directory, code)
     narrator.end(code)
     if code < 0:

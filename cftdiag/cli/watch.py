@@ -15,22 +15,30 @@ from cftdiag.cli.options import debug_option
 @click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
 @click.option("--once", is_flag=True, help="Print the present state and end.")
 @click.option(
-    "--wait", type=click.FloatRange(min=0), default=30.0, show_default=True, metavar="S", help="Seconds to wait for the directory to appear."
+    "--wait",
+    type=click.FloatRange(min=0),
+    default=30.0,
+    show_default=True,
+    metavar="S",
+    help="Seconds to wait for the directory to appear.",
 )
 @debug_option
 def watch(run: Path, once: bool, wait: float) -> int:
-    """Show a run while it trains: steps a second, compiles in flight by rank, who waits for whom, the last recompiles with cause and fix.
+    """Show a run while it trains: steps a second, compiles in flight by rank, who waits for whom, the last
+    recompiles with cause and fix.
 
     Ends when the run ends, or with Ctrl-C. The run notices nothing of it: the directory is only read.
     """
     from cftdiag.monitor import is_run
-    from cftdiag.monitor.view import View
-    from cftdiag.report import watch as screen
+    from cftdiag.monitor.run_state import View
+    from cftdiag.report import watch_screen as screen
 
     deadline = time.monotonic() + (0.0 if once else wait)
     while not is_run(run):
         if time.monotonic() >= deadline:
-            raise click.UsageError(f"{run}: no run directory; give the directory that cftdiag run or cftdiag.Monitor writes")
+            raise click.UsageError(
+                f"{run}: no run directory; give the directory that cftdiag run or cftdiag.Monitor writes"
+            )
         time.sleep(0.2)
     view = View(run)
     view.refresh()

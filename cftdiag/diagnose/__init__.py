@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from cftdiag.diagnose.cause import Cause
-from cftdiag.diagnose.context import Block, Context
-from cftdiag.diagnose.engine import diagnose
-from cftdiag.diagnose.registry import CAUSES
+from cftdiag.diagnose.engine.cause import Cause
+from cftdiag.diagnose.engine.context import Block, Context
+from cftdiag.diagnose.engine.diagnose import diagnose
+from cftdiag.diagnose.engine.registry import CAUSES
 
 __all__ = ["CAUSES", "Block", "Cause", "Context", "diagnose"]

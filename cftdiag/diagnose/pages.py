@@ -1,4 +1,6 @@
-"""The causes as documentation: ``python -m cftdiag.diagnose.pages docs/causes`` writes one page a cause and an index."""
+"""The causes as documentation: ``python -m cftdiag.diagnose.pages docs/causes`` writes one page a cause and
+an index.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +9,8 @@ import re
 import sys
 from pathlib import Path
 
-from cftdiag.diagnose.cause import Cause, fill
-from cftdiag.diagnose.registry import CAUSES, FAMILIES
+from cftdiag.diagnose.engine.cause import Cause, fill
+from cftdiag.diagnose.engine.registry import CAUSES, FAMILIES
 from cftdiag.findings import Remedy
 
 _MADE = "<!-- Made by `python -m cftdiag.diagnose.pages docs/causes`; change cftdiag/diagnose/texts, examples and the causes' remedies instead. -->\n"
@@ -47,9 +49,15 @@ def _words(remedy: Remedy) -> str:
 
 def index() -> str:
     """The list of all causes by family."""
-    lines = [_MADE + "# Causes", "", "Every finding names one of these. `cftdiag explain` lists them, `cftdiag explain CAUSE` shows one.", ""]
+    lines = [
+        _MADE + "# Causes",
+        "",
+        "Every finding names one of these. `cftdiag explain` lists them, `cftdiag explain CAUSE` shows one.",
+        "",
+    ]
     for family in FAMILIES:
-        lines += [f"## {(family.__doc__ or '').strip().splitlines()[0]}", ""]
+        heading = " ".join((family.__doc__ or "").partition("\n\n")[0].split())
+        lines += [f"## {heading}", ""]
         lines += [f"- [`{cause.key}`]({cause.key}.md): {cause.title}" for cause in family.CAUSES]
         lines.append("")
     return "\n".join(lines)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from cftdiag.monitor.alarms import Alarm
     from cftdiag.monitor.hf import MonitorCallback
-    from cftdiag.monitor.load import Run, is_run, load_run
     from cftdiag.monitor.monitor import Monitor, MonitorAlarm
-    from cftdiag.monitor.summary import report
+    from cftdiag.monitor.run_files import Run, is_run, load_run
+    from cftdiag.monitor.run_report import report
 
 __all__ = ["Alarm", "Monitor", "MonitorAlarm", "MonitorCallback", "Run", "is_run", "load_run", "report"]
 
@@ -22,10 +22,10 @@ _HOME = {
     "Monitor": "monitor",
     "MonitorAlarm": "monitor",
     "MonitorCallback": "hf",
-    "Run": "load",
-    "is_run": "load",
-    "load_run": "load",
-    "report": "summary",
+    "Run": "run_files",
+    "is_run": "run_files",
+    "load_run": "run_files",
+    "report": "run_report",
 }
 
 

@@ -9,13 +9,21 @@ from typing import Any
 from cftdiag.events import Event
 
 #: Kinds of alarms. The first three are what ``on_recompile`` is about.
-KINDS = ("recompile_after_warmup", "unplanned_recompile", "limit_hit", "limit_near", "never_run", "compile_budget")
+KINDS = (
+    "recompile_after_warmup",
+    "unplanned_recompile",
+    "limit_hit",
+    "limit_near",
+    "never_run",
+    "compile_budget",
+)
 RECOMPILE_KINDS = frozenset(KINDS[:3])
 
 #: Type of the error event for a compiled block that never ran; the cause of the same name.
 NOT_REACHED = "compiled_region_not_reached"
 
-#: Under activation checkpointing the limit must not fall between forward and recomputation: warn this many entries before it.
+#: Under activation checkpointing the limit must not fall between forward and recomputation: warn this many
+#: entries before it.
 NEAR = 2
 
 
@@ -32,11 +40,19 @@ class Alarm:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready dict, without the event (it is in the run's events)."""
-        return {"kind": self.kind, "rank": self.rank, "step": self.step, "block": self.block, "message": self.message}
+        return {
+            "kind": self.kind,
+            "rank": self.rank,
+            "step": self.step,
+            "block": self.block,
+            "message": self.message,
+        }
 
 
 class Rules:
-    """Feed events in order, get alarms. ``planned(event)`` says whether a plan foresees a recompile; None when there is no plan."""
+    """Feed events in order, get alarms. ``planned(event)`` says whether a plan foresees a recompile; None
+    when there is no plan.
+    """
 
     def __init__(
         self,
@@ -58,7 +74,9 @@ class Rules:
     def of(cls, settings: Mapping[str, Any]) -> Rules:
         """The rules that a session ran with, from its head."""
         return cls(
-            warmup_steps=int(settings.get("warmup_steps") or 0), compile_budget_s=settings.get("compile_budget_s"), limit=settings.get("limit")
+            warmup_steps=int(settings.get("warmup_steps") or 0),
+            compile_budget_s=settings.get("compile_budget_s"),
+            limit=settings.get("limit"),
         )
 
     def feed(self, event: Event) -> list[Alarm]:
@@ -76,10 +94,18 @@ class Rules:
     def _recompile(self, event: Event) -> list[Alarm]:
         found = []
         if event.step > self.warmup_steps:
-            found.append(_alarm("recompile_after_warmup", event, f"compiled again after warm-up ({self.warmup_steps} steps): {why(event)}"))
+            found.append(
+                _alarm(
+                    "recompile_after_warmup",
+                    event,
+                    f"compiled again after warm-up ({self.warmup_steps} steps): {why(event)}",
+                )
+            )
         planned = self._planned(event) if self._planned is not None else event.detail.get("planned")
         if planned is False:
-            found.append(_alarm("unplanned_recompile", event, f"compiled again outside the plan: {why(event)}"))
+            found.append(
+                _alarm("unplanned_recompile", event, f"compiled again outside the plan: {why(event)}")
+            )
         return found
 
     def _limit_hit(self, event: Event) -> Alarm:
@@ -94,20 +120,35 @@ class Rules:
     def _limit_near(self, event: Event) -> list[Alarm]:
         entries = event.detail.get("entries")
         name = event.code.qualname if event.code else event.block or "?"
-        if not (self.limit and isinstance(entries, int) and event.detail.get("under_checkpoint")) or name in self._near:
+        if (
+            not (self.limit and isinstance(entries, int) and event.detail.get("under_checkpoint"))
+            or name in self._near
+        ):
             return []
         if entries + 1 < self.limit - NEAR:
             return []
         self._near.add(name)
         used = f"{entries + 1} of {self.limit} cache entries are used under activation checkpointing"
-        return [_alarm("limit_near", event, f"{used}: the limit hit between a forward and its recomputation is a CheckpointError")]
+        return [
+            _alarm(
+                "limit_near",
+                event,
+                f"{used}: the limit hit between a forward and its recomputation is a CheckpointError",
+            )
+        ]
 
     def _budget(self, event: Event) -> list[Alarm]:
         self.compile_s += event.seconds.get("total", 0.0) + event.seconds.get("backward", 0.0)
         if self.compile_budget_s is None or self._over_budget or self.compile_s <= self.compile_budget_s:
             return []
         self._over_budget = True
-        return [_alarm("compile_budget", event, f"{self.compile_s:.1f} s of compile time, over the budget of {self.compile_budget_s:g} s")]
+        return [
+            _alarm(
+                "compile_budget",
+                event,
+                f"{self.compile_s:.1f} s of compile time, over the budget of {self.compile_budget_s:g} s",
+            )
+        ]
 
 
 def why(event: Event) -> str:

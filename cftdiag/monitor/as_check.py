@@ -1,4 +1,6 @@
-"""A run's report in the shape of a check's, for the renderings that know only that shape (Markdown, HTML, SARIF, JUnit)."""
+"""A run's report in the shape of a check's, for the renderings that know only that shape (Markdown, HTML,
+SARIF, JUnit).
+"""
 
 from __future__ import annotations
 
@@ -48,9 +50,15 @@ def as_check(run: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _blocks(run: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Blocks that compiled code of their own, over all ranks; those that share another's are not told apart in a run."""
+    """Blocks that compiled code of their own, over all ranks; those that share another's are not told apart
+    in a run.
+    """
     found: dict[str, dict[str, Any]] = {}
-    for key, counter in (("compiles", "graphs"), ("graph_breaks", "graph_breaks"), ("recompiles", "recompiles")):
+    for key, counter in (
+        ("compiles", "graphs"),
+        ("graph_breaks", "graph_breaks"),
+        ("recompiles", "recompiles"),
+    ):
         for row in run[key]:
             if row["block"] is None or row.get("region") == "backward":
                 continue

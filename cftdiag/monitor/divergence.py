@@ -12,7 +12,7 @@ from cftdiag.events import Event, Guard
 from cftdiag.findings import Finding, Where
 
 if TYPE_CHECKING:
-    from cftdiag.monitor.load import Step
+    from cftdiag.monitor.run_files import Step
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,20 +44,25 @@ class Divergence:
             "waited": round(self.waited, 3),
             "block": self.block,
             "guard": self.guard.expression if self.guard else None,
-            "batches": {str(rank): [list(shape) for shape in shapes] for rank, shapes in sorted(self.batches.items())},
+            "batches": {
+                str(rank): [list(shape) for shape in shapes] for rank, shapes in sorted(self.batches.items())
+            },
         }
 
 
 def divergences(events: Iterable[Event], steps: Iterable[Step], ranks: Sequence[int]) -> list[Divergence]:
     """Steps in which a part of the ranks recompiled or hit a limit, in order.
 
-    First compiles count only with a recompile beside them: a rank that holds other layers compiles other code. How long a waiting rank waited is the
-    difference between the compile time of the slowest rank and its own in that step, but not more than its step took.
+    First compiles count only with a recompile beside them: a rank that holds other layers compiles other
+    code. How long a waiting rank waited is the difference between the compile time of the slowest rank and
+    its own in that step, but not more than its step took.
     """
     if len(ranks) < 2:
         return []
     found: list[Divergence] = []
-    by_step: dict[int, dict[int, list[Event]]] = collections.defaultdict(lambda: collections.defaultdict(list))
+    by_step: dict[int, dict[int, list[Event]]] = collections.defaultdict(
+        lambda: collections.defaultdict(list)
+    )
     for event in events:
         if event.kind in ("compile", "recompile", "limit_hit"):
             by_step[event.step][event.rank].append(event)
@@ -68,14 +73,23 @@ def divergences(events: Iterable[Event], steps: Iterable[Step], ranks: Sequence[
         waiting = tuple(rank for rank in ranks if rank not in hit)
         if not hit or not waiting:
             continue
-        compiled = {rank: sum(e.seconds.get("total", 0.0) + e.seconds.get("backward", 0.0) for e in by_rank.get(rank, [])) for rank in ranks}
+        compiled = {
+            rank: sum(
+                e.seconds.get("total", 0.0) + e.seconds.get("backward", 0.0) for e in by_rank.get(rank, [])
+            )
+            for rank in ranks
+        }
         longest = max(compiled[rank] for rank in hit)
         lost = 0.0
         for rank in waiting:
             own = took.get((step, rank))
             lost += min(max(0.0, longest - compiled[rank]), own.seconds if own is not None else longest)
         event = missed[hit[0]][0]
-        batches = {rank: list(took[step, rank].shapes) for rank in ranks if (step, rank) in took and took[step, rank].shapes}
+        batches = {
+            rank: list(took[step, rank].shapes)
+            for rank in ranks
+            if (step, rank) in took and took[step, rank].shapes
+        }
         found.append(
             Divergence(
                 step=step,
@@ -108,7 +122,9 @@ def finding(found: Sequence[Divergence]) -> Finding | None:
         guard=worst.guard.expression if worst.guard else None,
         count=len(found),
         steps=tuple(d.step for d in found),
-        lengths=tuple(sorted({length for d in found for rank in d.ranks for _, length in d.batches.get(rank, [])})),
+        lengths=tuple(
+            sorted({length for d in found for rank in d.ranks for _, length in d.batches.get(rank, [])})
+        ),
         evidence=tuple(sentence(d) for d in found[:8]),
         explanation=(
             f"In {len(found)} step(s) some ranks compiled while the others waited in their next collective: {sum(d.waited for d in found):.1f} s of "
@@ -120,7 +136,9 @@ def finding(found: Sequence[Divergence]) -> Finding | None:
 
 
 def sentence(d: Divergence) -> str:
-    """``step 7: rank 1 compiled model.layers.0 for 2.1 s while ranks 0, 2-3 waited; batch 2 x 48 against 2 x 32``."""
+    """``step 7: rank 1 compiled model.layers.0 for 2.1 s while ranks 0, 2-3 waited; batch 2 x 48 against 2 x
+    32``.
+    """
     text = f"step {d.step}: {ranks_text(d.ranks)} compiled {d.block or 'a region'} for {d.seconds:.2f} s while {ranks_text(d.waiting)} waited"
     own = shapes_text(d, d.ranks)
     others = shapes_text(d, d.waiting)

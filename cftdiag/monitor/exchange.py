@@ -1,7 +1,8 @@
 """Events of ranks that do not share a directory, brought to rank 0 through torch's TCPStore.
 
-The store that the process group met at is used with a client of its own, from a thread of its own: no collective, nothing in the training's path. A
-rank posts its lines under ``cftdiag/<rank>/<n>``; rank 0 takes them out again and appends them to its own run directory.
+The store that the process group met at is used with a client of its own, from a thread of its own: no
+collective, nothing in the training's path. A rank posts its lines under ``cftdiag/<rank>/<n>``; rank 0 takes
+them out again and appends them to its own run directory.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cftdiag.monitor import rundir, session
+from cftdiag.monitor import process_info, rundir
 from cftdiag.monitor.journal import STATE
 
 TOKEN_FILE = ".token"
@@ -33,20 +34,28 @@ DRAIN_S = 5.0
 def outlet(directory: Path, mode: str, warn: Callable[[str], None]) -> Outlet | None:
     """The exchange of this rank; None where every rank can write into ``directory``.
 
-    ``auto`` asks the store only when ranks run on several hosts, then finds out whether they see one directory by a file that rank 0 leaves there.
+    ``auto`` asks the store only when ranks run on several hosts, then finds out whether they see one
+    directory by a file that rank 0 leaves there.
     """
-    world = session.world_size()
+    world = process_info.world_size()
     local = os.environ.get("LOCAL_WORLD_SIZE", "")
-    if mode == "none" or world < 2 or (mode == "auto" and local.isdigit() and int(local) >= world) or "MASTER_ADDR" not in os.environ:
+    if (
+        mode == "none"
+        or world < 2
+        or (mode == "auto" and local.isdigit() and int(local) >= world)
+        or "MASTER_ADDR" not in os.environ
+    ):
         return None
     directory.mkdir(parents=True, exist_ok=True)
-    return Outlet(directory, session.rank(), world, ask=mode == "auto", warn=warn)
+    return Outlet(directory, process_info.rank(), world, ask=mode == "auto", warn=warn)
 
 
 class Outlet:
     """One rank's side of the exchange."""
 
-    def __init__(self, directory: Path, rank: int, world: int, *, ask: bool, warn: Callable[[str], None]) -> None:
+    def __init__(
+        self, directory: Path, rank: int, world: int, *, ask: bool, warn: Callable[[str], None]
+    ) -> None:
         self._directory = directory
         self._rank = rank
         self._world = world
@@ -60,7 +69,8 @@ class Outlet:
     def send(self, line: str) -> None:
         """Post a line; never waits."""
         if self._rank and self._thread.is_alive():
-            # A full queue means that the store is gone or slower than the events: the rank's own file has them.
+            # A full queue means that the store is gone or slower than the events: the rank's own file has
+            # them.
             with contextlib.suppress(queue.Full):
                 self._queue.put_nowait(line)
 
@@ -78,13 +88,17 @@ class Outlet:
                 self._post(store)
         except Exception as error:  # noqa: BLE001 - the store lives in another process that may end at any time
             if not self._closing.is_set():
-                self._warn(f"no exchange with the other ranks ({type(error).__name__}: {error}); each keeps its own events")
+                self._warn(
+                    f"no exchange with the other ranks ({type(error).__name__}: {error}); each keeps its own events"
+                )
 
     def _connect(self) -> Any:
         from torch.distributed import PrefixStore, TCPStore
 
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        store = TCPStore(host, port, None, False, timeout=datetime.timedelta(seconds=PATIENCE_S), wait_for_workers=False)
+        store = TCPStore(
+            host, port, None, False, timeout=datetime.timedelta(seconds=PATIENCE_S), wait_for_workers=False
+        )
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         return PrefixStore(f"cftdiag/{attempt}", store)
 
@@ -125,7 +139,10 @@ class Outlet:
         store.set("token", token)
         taken = [0] * self._world
         events = self._directory / rundir.EVENTS
-        files = {rank: rundir.Lines(events / f"{rundir.rank_name(rank)}.jsonl", self._warn) for rank in range(1, self._world)}
+        files = {
+            rank: rundir.Lines(events / f"{rundir.rank_name(rank)}.jsonl", self._warn)
+            for rank in range(1, self._world)
+        }
         deadline = None
         while deadline is None or time.monotonic() < deadline:
             if self._closing.wait(0.05 if deadline is not None else POLL_S):
@@ -145,7 +162,10 @@ class Outlet:
             file.write(events)
         states = [line for line in lines if line.startswith(STATE)]
         if states:
-            rundir.write_json(self._directory / rundir.RANKS / f"{rundir.rank_name(rank)}.json", json.loads(states[-1].removeprefix(STATE)))
+            rundir.write_json(
+                self._directory / rundir.RANKS / f"{rundir.rank_name(rank)}.json",
+                json.loads(states[-1].removeprefix(STATE)),
+            )
 
     def _done(self, store: Any, rank: int, taken: int) -> bool:
         return bool(store.check([f"{rank}/done"])) and int(store.get(f"{rank}/done")) <= taken

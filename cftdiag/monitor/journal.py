@@ -1,8 +1,9 @@
 """The events file of one rank: a session's head, events at once, steps in batches, a session's end.
 
-Steps are what would make a run directory large, so a line of kind ``step`` stands for several of them: ``step`` is the last one and ``detail`` holds
-``{"first": n, "seconds": [...], "shapes": [...]}``, one item a step. A session starts with ``{"session": {...}}`` and ends with ``{"end": {...}}`` in
-the ``detail`` of a step event; a killed process leaves no end.
+Steps are what would make a run directory large, so a line of kind ``step`` stands for several of them:
+``step`` is the last one and ``detail`` holds ``{"first": n, "seconds": [...], "shapes": [...]}``, one item a
+step. A session starts with ``{"session": {...}}`` and ends with ``{"end": {...}}`` in the ``detail`` of a
+step event; a killed process leaves no end.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from typing import Any
 from cftdiag.events import Event
 from cftdiag.monitor import rundir
 
-#: A batch of steps is written when it is this old (seconds) or this long: a live view needs no more, the training should pay no more.
+#: A batch of steps is written when it is this old (seconds) or this long: a live view needs no more, the
+#: training should pay no more.
 FLUSH_S = 1.0
 FLUSH_STEPS = 2000
 
@@ -29,7 +31,13 @@ STATE = "state "
 class Journal:
     """What one rank writes down. Never raises; ``warn`` gets the one sentence when writing fails."""
 
-    def __init__(self, directory: Path, rank: int, warn: Callable[[str], None], copy: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        rank: int,
+        warn: Callable[[str], None],
+        copy: Callable[[str], None] | None = None,
+    ) -> None:
         self.rank = rank
         self.directory = directory
         self._warn = warn
@@ -48,7 +56,9 @@ class Journal:
             (directory / rundir.RANKS).mkdir(exist_ok=True)
             self._lines = rundir.Lines(self._claim.path, warn)
         except OSError as error:
-            warn(f"cannot write the run directory {directory} ({error.strerror or error}); the training goes on, nothing is kept")
+            warn(
+                f"cannot write the run directory {directory} ({error.strerror or error}); the training goes on, nothing is kept"
+            )
 
     @property
     def path(self) -> Path | None:
@@ -76,7 +86,9 @@ class Journal:
         self._write(event)
 
     def note(self, step: int, detail: Mapping[str, Any]) -> None:
-        """Write a line of kind ``step`` that stands for no step: ``{"blocks": [[name, class], ...]}``, the compiled modules."""
+        """Write a line of kind ``step`` that stands for no step: ``{"blocks": [[name, class], ...]}``, the
+        compiled modules.
+        """
         self.flush()
         self._write(self._note(step, detail))
 
@@ -92,7 +104,9 @@ class Journal:
                 temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
                 os.replace(temporary, path)
         except OSError as error:
-            self._warn(f"cannot write {path} ({error.strerror or error}); the training goes on, graphs are not kept")
+            self._warn(
+                f"cannot write {path} ({error.strerror or error}); the training goes on, graphs are not kept"
+            )
 
     def step(self, step: int, seconds: float, shapes: Sequence[Sequence[int]], now: float) -> bool:
         """Note one finished step; True when the batch was written. ``now`` is ``time.perf_counter()``."""
@@ -136,7 +150,9 @@ class Journal:
                 self._state = rundir.State(self.directory / rundir.RANKS / f"{self._lines.path.stem}.json")
             self._state.write(text)
         except OSError as error:
-            self._warn(f"cannot write {self.directory} ({error.strerror or error}); the training goes on, the live view stands still")
+            self._warn(
+                f"cannot write {self.directory} ({error.strerror or error}); the training goes on, the live view stands still"
+            )
 
     def _note(self, step: int, detail: Mapping[str, Any]) -> Event:
         return Event(kind="step", time=time.time(), rank=self.rank, step=step, detail=detail)

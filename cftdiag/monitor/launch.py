@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from cftdiag.monitor import rundir, session
+from cftdiag.monitor import process_info, rundir
 
 INJECT = Path(__file__).resolve().parent / "inject"
 PACKAGE = Path(__file__).resolve().parents[2]
@@ -28,7 +28,8 @@ POLL_S = 0.5
 def environment(directory: Path, settings: Mapping[str, Any], *, trace: bool = False) -> dict[str, str]:
     """The command's environment: this one, with the injected directory in front of PYTHONPATH."""
     env = dict(os.environ)
-    # An empty part of PYTHONPATH means the working directory: keep what the user has exactly, only put ours before it.
+    # An empty part of PYTHONPATH means the working directory: keep what the user has exactly, only put ours
+    # before it.
     env["PYTHONPATH"] = str(INJECT) + (os.pathsep + env["PYTHONPATH"] if "PYTHONPATH" in env else "")
     env["CFTDIAG_RUN"] = json.dumps({"run_dir": str(directory), **settings})
     env["CFTDIAG_PACKAGE"] = str(PACKAGE)
@@ -44,24 +45,39 @@ def prepare(directory: Path, command: Sequence[str], settings: Mapping[str, Any]
     try:
         for name in (rundir.EVENTS, rundir.RANKS):
             (directory / name).mkdir(parents=True, exist_ok=True)
-        head = {"schema": rundir.RUN_SCHEMA, "command": list(command), "cwd": os.getcwd(), "started": time.time()}
-        rundir.write_json(directory / rundir.RUN_FILE, {**head, "environment": session.environment(), "settings": dict(settings)})
+        head = {
+            "schema": rundir.RUN_SCHEMA,
+            "command": list(command),
+            "cwd": os.getcwd(),
+            "started": time.time(),
+        }
+        rundir.write_json(
+            directory / rundir.RUN_FILE,
+            {**head, "environment": process_info.environment(), "settings": dict(settings)},
+        )
     except OSError as error:
-        raise ValueError(f"cannot write the run directory {directory} ({error.strerror or error}); give another --run-dir") from error
+        raise ValueError(
+            f"cannot write the run directory {directory} ({error.strerror or error}); give another --run-dir"
+        ) from error
 
 
 def run(command: Sequence[str], env: Mapping[str, str], poll: Callable[[], None]) -> int:
-    """Run the command to its end, calling ``poll`` every half second; returns its exit code, negative for a signal as ``subprocess`` does.
+    """Run the command to its end, calling ``poll`` every half second; returns its exit code, negative for a
+    signal as ``subprocess`` does.
 
-    Signals sent to this process are handed on; those of the terminal's keys reach the command by themselves. ``OSError`` when it cannot start.
+    Signals sent to this process are handed on; those of the terminal's keys reach the command by themselves.
+    ``OSError`` when it cannot start.
     """
     watched = {*FORWARDED, signal.SIGCHLD}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
     try:
-        child = subprocess.Popen(command, env=dict(env), preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, before))
+        child = subprocess.Popen(
+            command, env=dict(env), preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        )
         while child.poll() is None:
             got = signal.sigtimedwait(watched, POLL_S)
-            # A key's signal comes from the kernel and went to the whole foreground group; one with a sender came to us alone.
+            # A key's signal comes from the kernel and went to the whole foreground group; one with a sender
+            # came to us alone.
             if got is not None and got.si_signo != signal.SIGCHLD and got.si_code <= 0:
                 child.send_signal(got.si_signo)
             poll()
@@ -77,7 +93,10 @@ def note_end(directory: Path, returncode: int) -> None:
     data = rundir.read_json(path)
     if data is None:
         return
-    ended: dict[str, Any] = {"ended": time.time(), "exit_code": returncode if returncode >= 0 else 128 - returncode}
+    ended: dict[str, Any] = {
+        "ended": time.time(),
+        "exit_code": returncode if returncode >= 0 else 128 - returncode,
+    }
     if returncode < 0:
         ended["signal"] = signal.Signals(-returncode).name
     try:

@@ -1,7 +1,8 @@
 """The monitor: a context manager around a training loop.
 
-Everything here runs inside someone's training. Three rules follow: no callback lets an exception out (one warning, then silence), nothing is
-called per step that costs more than microseconds, and nothing of torch is changed that ``__exit__`` does not put back.
+Everything here runs inside someone's training. Three rules follow: no callback lets an exception out (one
+warning, then silence), nothing is called per step that costs more than microseconds, and nothing of torch is
+changed that ``__exit__`` does not put back.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 from cftdiag.events import Event
-from cftdiag.monitor import session
+from cftdiag.monitor import process_info
 from cftdiag.monitor.alarms import NOT_REACHED, RECOMPILE_KINDS, Alarm, Rules, why
+from cftdiag.monitor.event_cause import TOLD, LiveDiagnosis, argument_shape
 from cftdiag.monitor.journal import FLUSH_S, Journal
-from cftdiag.monitor.live import TOLD, LiveDiagnosis, argument_shape
-from cftdiag.monitor.steps import StepClock, on_optimizer_step
+from cftdiag.monitor.step_counter import StepClock, on_optimizer_step
 
 if TYPE_CHECKING:
     from cftdiag.monitor.sinks import Sink
@@ -70,7 +71,8 @@ class Monitor:
             never.
         quiet: no log lines.
 
-    Steps are counted after ``Optimizer.step`` of any torch optimizer; a loop that has none, or a compiled one, calls :meth:`step`.
+    Steps are counted after ``Optimizer.step`` of any torch optimizer; a loop that has none, or a compiled
+    one, calls :meth:`step`.
     """
 
     def __init__(
@@ -93,10 +95,12 @@ class Monitor:
         settings: Mapping[str, Any] | None = None,
     ) -> None:
         if on_recompile not in ("warn", "raise") and not callable(on_recompile):
-            raise ValueError(f"on_recompile is {on_recompile!r}; give 'warn', 'raise' or a function of the event")
+            raise ValueError(
+                f"on_recompile is {on_recompile!r}; give 'warn', 'raise' or a function of the event"
+            )
         if exchange not in ("auto", "store", "none"):
             raise ValueError(f"exchange is {exchange!r}; give 'auto', 'store' or 'none'")
-        from cftdiag.monitor.planned import Planned
+        from cftdiag.monitor.plan_match import Planned
 
         self.run_dir = None if run_dir is None else Path(run_dir)
         self.events: collections.deque[Event] = collections.deque(maxlen=KEEP_EVENTS)
@@ -123,7 +127,7 @@ class Monitor:
         self._open = False
         self._rank = 0
 
-    # -- life --------------------------------------------------------------------------------------------------------------------------------
+    # -- life ------------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Monitor:
         self.start()
@@ -132,16 +136,20 @@ class Monitor:
             self._guarded(self._check_watched)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         if error is not None:
             self.failed(error)
         self.close()
 
     def start(self) -> None:
-        """Listen; the run directory is opened by the first event or step, so that a process that trains nothing leaves nothing."""
+        """Listen; the run directory is opened by the first event or step, so that a process that trains
+        nothing leaves nothing.
+        """
         import cftdiag.diagnose  # noqa: F401 - here, not in the middle of the first recompile
         from cftdiag.capture import Recorder
-        from cftdiag.monitor.watched import Watched
+        from cftdiag.monitor.torch_watch import Watched
 
         self.events.clear()
         self.alarms.clear()
@@ -161,7 +169,12 @@ class Monitor:
         self._recorder = Recorder(self._model, on_event=self._on_event, keep_payloads=self._keep_payloads)
         self._recorder.step = 1
         self._recorder.__enter__()
-        self._watched = Watched(self._recorder, shape=self._on_batch, compile_start=self._compile_started, compile_end=self._compile_ended)
+        self._watched = Watched(
+            self._recorder,
+            shape=self._on_batch,
+            compile_start=self._compile_started,
+            compile_end=self._compile_ended,
+        )
         if self._guards:
             self._watched.count_guards(self._guards)
         self._end_steps = on_optimizer_step(self._optimizer_stepped)
@@ -181,7 +194,9 @@ class Monitor:
             self._guarded(self._finish)
 
     def step(self) -> None:
-        """End of a training step, for loops without a torch optimizer or with a compiled one; from the first call on, only these calls count."""
+        """End of a training step, for loops without a torch optimizer or with a compiled one; from the first
+        call on, only these calls count.
+        """
         if not self._manual:
             self._manual = True
             # The optimizer of this very step has counted it already.
@@ -201,7 +216,7 @@ class Monitor:
         if self._open:
             self._guarded(self._watched.renew)
 
-    # -- called by torch -----------------------------------------------------------------------------------------------------------------------
+    # -- called by torch -------------------------------------------------------------------------------------
 
     def _optimizer_stepped(self, optimizer: Any) -> None:
         # Runs once a step: few calls, for each is a cache miss after the milliseconds of torch before it.
@@ -269,16 +284,27 @@ class Monitor:
         if explained.kind in TOLD:
             if self._compiling is not None:
                 self._compiling = {**self._compiling, "block": event.block}
-            self._say(logging.INFO, f"step {event.step}: {event.kind} of {event.block or '?'}: {why(explained)}")
+            self._say(
+                logging.INFO, f"step {event.step}: {event.kind} of {event.block or '?'}: {why(explained)}"
+            )
             self._state()
         for alarm in self._rules.feed(explained):
             self._alarm(alarm)
         self._watched.note(event)
-        if self.steps == 0 and event.kind == "compile" and event.code is not None and event.code.file.endswith("torch/optim/optimizer.py"):
-            self._warn("Optimizer.step is compiled, so its calls cannot be counted; call Monitor.step() after each step")
+        if (
+            self.steps == 0
+            and event.kind == "compile"
+            and event.code is not None
+            and event.code.file.endswith("torch/optim/optimizer.py")
+        ):
+            self._warn(
+                "Optimizer.step is compiled, so its calls cannot be counted; call Monitor.step() after each step"
+            )
 
     def _seen(self, event: Event) -> dict[str, Any]:
-        """The event's detail with what only the monitor knows: the batch, and whether the plan foresees the compile."""
+        """The event's detail with what only the monitor knows: the batch, and whether the plan foresees the
+        compile.
+        """
         detail = dict(event.detail)
         batch = self._shapes[-1] if self._shapes else argument_shape(event)
         if batch is not None:
@@ -295,18 +321,20 @@ class Monitor:
         self._compiling = None
         self._guarded(self._state)
 
-    # -- own work ------------------------------------------------------------------------------------------------------------------------------
+    # -- own work --------------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
         """Open the run directory: the rank is known by now."""
         if self._begun or not self._open:
             return
-        if session.in_data_worker():
+        if process_info.in_data_worker():
             self._abandon()
             return
         self._begun = True
-        self._rank = session.rank()
-        refused = None if self._planned is None else self._planned.differs(self._model, session.world_size())
+        self._rank = process_info.rank()
+        refused = (
+            None if self._planned is None else self._planned.differs(self._model, process_info.world_size())
+        )
         if refused is not None:
             # the ranks and the wrapped model are known only now, when a training must not be stopped any more
             self._say(logging.WARNING, f"{refused}; the run is not held against it")
@@ -321,15 +349,19 @@ class Monitor:
             **({} if refused is None else {"plan_refused": refused}),
             **self._settings,
         }
-        self._rules = Rules(warmup_steps=self._warmup_steps, compile_budget_s=self._compile_budget_s, limit=settings["limit"])
-        self._facts = session.facts(settings)
+        self._rules = Rules(
+            warmup_steps=self._warmup_steps, compile_budget_s=self._compile_budget_s, limit=settings["limit"]
+        )
+        self._facts = process_info.facts(settings)
         if self.run_dir is None:
             return
         from cftdiag.monitor.exchange import outlet
 
         self._outlet = self._guarded(outlet, self.run_dir, self._exchange, self._warn)
-        self._journal = Journal(self.run_dir, self._rank, self._warn, copy=self._outlet.send if self._outlet is not None else None)
-        self._guarded(session.write_run_file, self.run_dir, self._facts)
+        self._journal = Journal(
+            self.run_dir, self._rank, self._warn, copy=self._outlet.send if self._outlet is not None else None
+        )
+        self._guarded(process_info.write_run_file, self.run_dir, self._facts)
         self._journal.session(self._facts)
         self._state()
 
@@ -343,7 +375,12 @@ class Monitor:
     def _finish(self) -> None:
         guards = self._watched.guard_counts(self.steps)
         if self._journal is not None:
-            facts = {"steps": self.steps, "alarms": [a.to_dict() for a in self.alarms], "problems": self._recorder.problems, "guards": guards}
+            facts = {
+                "steps": self.steps,
+                "alarms": [a.to_dict() for a in self.alarms],
+                "problems": self._recorder.problems,
+                "guards": guards,
+            }
             self._compiling = None
             self._journal.end(self.steps, facts, self._now(ended=True))
             if self._outlet is not None:
@@ -364,7 +401,14 @@ class Monitor:
             "step": self.steps,
             "step_seconds": self._journal.recent() if self._journal is not None else 0.0,
             "compiling": self._compiling,
-            "last": None if last is None else {"kind": last.kind, "step": last.step, "block": last.block, "cause": last.detail.get("cause")},
+            "last": None
+            if last is None
+            else {
+                "kind": last.kind,
+                "step": last.step,
+                "block": last.block,
+                "cause": last.detail.get("cause"),
+            },
             "group_timeout": self._watched.group_timeout(),
             "ended": ended,
         }
@@ -381,13 +425,31 @@ class Monitor:
         if self.steps == self._warmup_steps + 1:
             for name, cls in self._watched.never_run():
                 message = f"{name} ({cls}) is compiled but has not run compiled in {self.steps} steps"
-                detail = {"type": NOT_REACHED, "cause": NOT_REACHED, "message": message, "phase": "monitor", "fullgraph": None}
-                self._on_event(Event(kind="error", time=time.time(), step=self.steps, block=name, block_class=cls, detail=detail))
+                detail = {
+                    "type": NOT_REACHED,
+                    "cause": NOT_REACHED,
+                    "message": message,
+                    "phase": "monitor",
+                    "fullgraph": None,
+                }
+                self._on_event(
+                    Event(
+                        kind="error",
+                        time=time.time(),
+                        step=self.steps,
+                        block=name,
+                        block_class=cls,
+                        detail=detail,
+                    )
+                )
 
     def _alarm(self, alarm: Alarm) -> None:
         if len(self.alarms) < KEEP_EVENTS:
             self.alarms.append(alarm)
-        self._say(logging.WARNING, f"step {alarm.step}: {alarm.block or ''}{': ' if alarm.block else ''}{alarm.message}")
+        self._say(
+            logging.WARNING,
+            f"step {alarm.step}: {alarm.block or ''}{': ' if alarm.block else ''}{alarm.message}",
+        )
         if callable(self._on_recompile) and alarm.kind in RECOMPILE_KINDS and alarm.event is not None:
             self._guarded(self._on_recompile, alarm.event)
         if self._on_alarm is not None:
@@ -418,7 +480,9 @@ class Monitor:
         try:
             return function(*args, **kwargs)
         except Exception as error:  # noqa: BLE001 - runs inside the user's training, which a bug of ours must not reach
-            self._warn(f"internal error in {getattr(function, '__name__', function)}: {type(error).__name__}: {error}")
+            self._warn(
+                f"internal error in {getattr(function, '__name__', function)}: {type(error).__name__}: {error}"
+            )
             return None
 
     def _warn(self, text: str) -> None:

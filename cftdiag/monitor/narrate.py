@@ -10,10 +10,11 @@ from typing import Any
 from cftdiag.events import Event
 from cftdiag.monitor.alarms import Rules, why
 from cftdiag.monitor.divergence import ranks_text
-from cftdiag.monitor.live import TOLD
-from cftdiag.monitor.tail import Tail
+from cftdiag.monitor.event_cause import TOLD
+from cftdiag.monitor.follow import Tail
 
-#: Seconds that an event waits for the same one of the other ranks before it is told; told at once when all have it.
+#: Seconds that an event waits for the same one of the other ranks before it is told; told at once when all
+#: have it.
 JOIN_S = 2.0
 #: Lines told at most; what comes after is counted.
 MAX_LINES = 200
@@ -50,10 +51,16 @@ class Narrator:
                 "no process of the command compiled anything or took an optimizer step: nothing was recorded (python -I and -E cannot be watched)"
             )
             return
-        parts = [f"{n} {noun if n == 1 else noun + 's'}" for kind, noun in _NOUNS if (n := self._counts.get(kind, 0))]
+        parts = [
+            f"{n} {noun if n == 1 else noun + 's'}"
+            for kind, noun in _NOUNS
+            if (n := self._counts.get(kind, 0))
+        ]
         if self._lines > MAX_LINES:
             parts.append(f"{self._lines - MAX_LINES} lines not shown")
-        self._print(f"{ranks_text(sorted(self._ranks))}: {', '.join(parts) or 'nothing compiled'}; cftdiag report {self._directory}")
+        self._print(
+            f"{ranks_text(sorted(self._ranks))}: {', '.join(parts) or 'nothing compiled'}; cftdiag report {self._directory}"
+        )
 
     def _read(self) -> None:
         news = self._tail.read()
@@ -68,8 +75,19 @@ class Narrator:
             unplanned = any(a.kind == "unplanned_recompile" for a in alarms)
             if event.kind not in TOLD and not shouts:
                 continue
-            marks = [*(["after warm-up"] if late else []), *(["not in the plan"] if unplanned else []), *shouts]
-            key = (event.step, event.kind, event.block, event.code, event.detail.get("cause"), event.guard and event.guard.expression)
+            marks = [
+                *(["after warm-up"] if late else []),
+                *(["not in the plan"] if unplanned else []),
+                *shouts,
+            ]
+            key = (
+                event.step,
+                event.kind,
+                event.block,
+                event.code,
+                event.detail.get("cause"),
+                event.guard and event.guard.expression,
+            )
             _, events, said = self._waiting.setdefault(key, (time.monotonic(), [], []))
             events.append(event)
             said += [mark for mark in marks if mark not in said]
@@ -84,12 +102,18 @@ class Narrator:
         event = events[0]
         ranks = sorted({e.rank for e in events})
         batch = event.detail.get("batch")
-        facts = [f"step {event.step}", ranks_text(ranks), f"{event.kind} of {event.block or (event.code.qualname if event.code else '?')}"]
+        facts = [
+            f"step {event.step}",
+            ranks_text(ranks),
+            f"{event.kind} of {event.block or (event.code.qualname if event.code else '?')}",
+        ]
         if batch:
             facts.append(f"batch {' x '.join(map(str, batch))}")
         text = ", ".join(facts) + f": {why(event) if event.kind in TOLD else ''}"
         if event.kind == "error" and not event.detail.get("cause"):
-            text = ", ".join(facts) + f": {event.detail.get('type')}: {str(event.detail.get('message'))[:200]}"
+            text = (
+                ", ".join(facts) + f": {event.detail.get('type')}: {str(event.detail.get('message'))[:200]}"
+            )
         self._lines += 1
         if self._lines <= MAX_LINES:
             self._print(f"{text}{''.join(f' [{mark}]' for mark in marks)}")
@@ -102,4 +126,10 @@ class Narrator:
                 self._quiet = True  # the terminal has gone; the command may still have its own output
 
 
-_NOUNS = (("compile", "compile"), ("recompile", "recompile"), ("graph_break", "graph break"), ("limit_hit", "limit hit"), ("error", "error"))
+_NOUNS = (
+    ("compile", "compile"),
+    ("recompile", "recompile"),
+    ("graph_break", "graph break"),
+    ("limit_hit", "limit hit"),
+    ("error", "error"),
+)

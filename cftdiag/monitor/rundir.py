@@ -1,4 +1,5 @@
-"""The run directory: its layout, and writing into it so that nothing that goes wrong there reaches the training.
+"""The run directory: its layout, and writing into it so that nothing that goes wrong there reaches the
+training.
 
 - ``run.json``: what runs, and how it ended
 - ``events/rank00000.jsonl``: one event a line, appended
@@ -25,7 +26,8 @@ RANKS = "ranks"
 PAYLOADS = "payloads"
 TRACE = "trace"
 
-#: Seconds between two attempts to write again after a failure: a full disk may get room, a vanished mount may come back.
+#: Seconds between two attempts to write again after a failure: a full disk may get room, a vanished mount may
+#: come back.
 RETRY_S = 10.0
 
 
@@ -35,7 +37,9 @@ def rank_name(rank: int) -> str:
 
 
 def write_json(path: Path, data: Mapping[str, Any]) -> None:
-    """Replace a JSON file so that a reader sees the old or the new text, never half of one; raises ``OSError``."""
+    """Replace a JSON file so that a reader sees the old or the new text, never half of one; raises
+    ``OSError``.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         temporary.write_text(json.dumps(data, indent=1, default=str) + "\n", encoding="utf-8")
@@ -48,9 +52,10 @@ def write_json(path: Path, data: Mapping[str, Any]) -> None:
 class Lines:
     """Appends whole lines to one file; survives what disks do.
 
-    Each ``write`` is one ``os.write`` on an ``O_APPEND`` descriptor: after it returns, the line outlives the process. When it fails the file is cut
-    back to its last whole line, ``warn`` is called once, and writing is tried again every :data:`RETRY_S` seconds; ``lost`` counts what was dropped
-    meanwhile. Nothing is raised.
+    Each ``write`` is one ``os.write`` on an ``O_APPEND`` descriptor: after it returns, the line outlives the
+    process. When it fails the file is cut back to its last whole line, ``warn`` is called once, and writing
+    is tried again every :data:`RETRY_S` seconds; ``lost`` counts what was dropped meanwhile. Nothing is
+    raised.
     """
 
     def __init__(self, path: Path, warn: Callable[[str], None]) -> None:
@@ -72,7 +77,9 @@ class Lines:
             self.lost += text.count("\n")
             self._retry_at = time.monotonic() + RETRY_S
             self.close()
-            self._warn(f"cannot write {self.path} ({error.strerror or error}); the training goes on, events are lost until it can be written again")
+            self._warn(
+                f"cannot write {self.path} ({error.strerror or error}); the training goes on, events are lost until it can be written again"
+            )
             return False
         self._retry_at = 0.0
         return True
@@ -99,7 +106,8 @@ class Lines:
             raise OSError(28, "no space left")
 
     def _open(self) -> None:
-        # The directory is not made again: where it was a mount that has gone, the files would land beneath it.
+        # The directory is not made again: where it was a mount that has gone, the files would land beneath
+        # it.
         self._fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         self._mend()
         stat = os.fstat(self._fd)
@@ -126,7 +134,8 @@ class Lines:
 class State:
     """A small JSON file that is overwritten in place, many times: one system call each, no new file.
 
-    A reader may find half of it once in a while and takes it again; see :func:`read_json`. Raises ``OSError``.
+    A reader may find half of it once in a while and takes it again; see :func:`read_json`. Raises
+    ``OSError``.
     """
 
     def __init__(self, path: Path) -> None:
@@ -151,10 +160,11 @@ class State:
 
 
 class Claim:
-    """The events file of this process: the rank's own, or one with the process id added while another live process writes that one.
+    """The events file of this process: the rank's own, or one with the process id added while another live
+    process writes that one.
 
-    A script may start helpers that compile too; two writers in one file would mix two histories. Held until ``close`` or the process's end;
-    raises ``OSError`` when the directory cannot be written.
+    A script may start helpers that compile too; two writers in one file would mix two histories. Held until
+    ``close`` or the process's end; raises ``OSError`` when the directory cannot be written.
     """
 
     def __init__(self, directory: Path, rank: int) -> None:

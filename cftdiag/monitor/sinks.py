@@ -1,7 +1,8 @@
 """Where a monitor's facts go beside the run directory. A sink that raises is left out from then on.
 
-Scalars, once a second at most: ``cftdiag/step_seconds``, ``cftdiag/compile_seconds`` (cumulated), ``cftdiag/recompiles``, ``cftdiag/graph_breaks``,
-``cftdiag/limit_hits`` (cumulated counts of this rank), all against the optimizer step.
+Scalars, once a second at most: ``cftdiag/step_seconds``, ``cftdiag/compile_seconds`` (cumulated),
+``cftdiag/recompiles``, ``cftdiag/graph_breaks``, ``cftdiag/limit_hits`` (cumulated counts of this rank), all
+against the optimizer step.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from cftdiag.events import Event
-from cftdiag.monitor import session
+from cftdiag.monitor import process_info
 from cftdiag.monitor.alarms import Alarm, why
 
 
@@ -89,7 +90,9 @@ class TensorBoardSink(_Scalars):
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
-            raise ValueError("TensorBoard scalars need the package tensorboard; pip install tensorboard") from error
+            raise ValueError(
+                "TensorBoard scalars need the package tensorboard; pip install tensorboard"
+            ) from error
         self._writer = SummaryWriter(log_dir)
 
     def _write(self, step: int, scalars: dict[str, float]) -> None:
@@ -107,9 +110,11 @@ class TensorBoardSink(_Scalars):
 
 
 class WandbSink(_Scalars):
-    """Scalars and alarms for Weights & Biases: into ``run``, the run that the script has open, or a new one made with ``init`` (``mode="offline"``).
+    """Scalars and alarms for Weights & Biases: into ``run``, the run that the script has open, or a new one
+    made with ``init`` (``mode="offline"``).
 
-    Values go under their own step axis (``cftdiag/step``), so that the script's own logging keeps its steps. ``ValueError`` without the package.
+    Values go under their own step axis (``cftdiag/step``), so that the script's own logging keeps its steps.
+    ``ValueError`` without the package.
     """
 
     def __init__(self, run: Any = None, **init: Any) -> None:
@@ -138,7 +143,9 @@ class WandbSink(_Scalars):
 
 
 class LazySink:
-    """A sink that is made at its first event or step: a process that trains nothing opens no tracker. Rank 0 only."""
+    """A sink that is made at its first event or step: a process that trains nothing opens no tracker. Rank 0
+    only.
+    """
 
     def __init__(self, make: Callable[[], Sink]) -> None:
         self._make = make
@@ -165,7 +172,7 @@ class LazySink:
             self._sink.close()
 
     def _made(self) -> Sink | None:
-        if self._sink is None and session.rank() == 0:
+        if self._sink is None and process_info.rank() == 0:
             self._sink = self._make()
         return self._sink
 
@@ -180,7 +187,15 @@ class LoggingSink:
     def event(self, event: Event) -> None:
         """Log one event."""
         if event.kind in ("graph_break", "recompile", "limit_hit", "error"):
-            self._log.log(self._level, "rank %d step %d: %s of %s: %s", event.rank, event.step, event.kind, event.block or "?", why(event))
+            self._log.log(
+                self._level,
+                "rank %d step %d: %s of %s: %s",
+                event.rank,
+                event.step,
+                event.kind,
+                event.block or "?",
+                why(event),
+            )
 
     def step(self, step: int, seconds: float) -> None:
         """Steps are not logged."""

@@ -42,10 +42,16 @@ def console_for(file: TextIO | None = None, width: int | None = None) -> Console
     )
 
 
-def table_lines(rows: Iterable[Sequence[str | Text]], header: Sequence[str] | None = None, right: Iterable[int] = (), indent: int = 2) -> list[Text]:
+def table_lines(
+    rows: Iterable[Sequence[str | Text]],
+    header: Sequence[str] | None = None,
+    right: Iterable[int] = (),
+    indent: int = 2,
+) -> list[Text]:
     """Rows as aligned lines, two spaces between columns, ``right`` naming the columns aligned to the right.
 
-    Lines are as long as they need to be: a name or a path cut short is of no use in a log, and a terminal folds it.
+    Lines are as long as they need to be: a name or a path cut short is of no use in a log, and a terminal
+    folds it.
     """
     cells = [[cell.copy() if isinstance(cell, Text) else Text(cell) for cell in row] for row in rows]
     if header is not None:
@@ -71,11 +77,15 @@ def print_line(console: Console, line: Text | str = "") -> None:
     console.print(line, soft_wrap=True)
 
 
-def print_prose(console: Console, text: str | Text, indent: int = 0, label: str = "", style: str = "") -> None:
+def print_prose(
+    console: Console, text: str | Text, indent: int = 0, label: str = "", style: str = ""
+) -> None:
     """Print text folded to the console's width, under a label in the margin (``  why   ...``)."""
     body = text if isinstance(text, Text) else Text(text, style=style)
     width = max(console.width - indent - len(label), 20)
     for i, line in enumerate(body.wrap(console, width, overflow="fold")):
         line.rstrip()
-        margin = Text(" " * indent).append(label, style="dim") if i == 0 else Text(" " * (indent + len(label)))
+        margin = (
+            Text(" " * indent).append(label, style="dim") if i == 0 else Text(" " * (indent + len(label)))
+        )
         console.print(margin.append_text(line), soft_wrap=True)

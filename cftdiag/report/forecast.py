@@ -1,4 +1,6 @@
-"""The forecast of a check with data: what compiles at which step, the regime map, and what would merge regimes."""
+"""The forecast of a check with data: what compiles at which step, the regime map, and what would merge
+regimes.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from cftdiag.report.console import print_line, print_prose, table_lines
-from cftdiag.report.summary import plural
+from cftdiag.report.wording import plural
 
 #: Rows of a list that are shown; the JSON holds all.
 MAX_ROWS = 12
@@ -35,7 +37,9 @@ class Shown:
 
 
 def shown(data: Mapping[str, Any]) -> Shown | None:
-    """The forecast of a check with data; None for a check of a few given lengths, whose compiles are all there is."""
+    """The forecast of a check with data; None for a check of a few given lengths, whose compiles are all
+    there is.
+    """
     found = data.get("forecast") or {}
     source = found.get("data")
     if not source:
@@ -43,7 +47,9 @@ def shown(data: Mapping[str, Any]) -> Shown | None:
     remarks = []
     if found.get("warmed"):
         left = len(found["warmed"]["steps"])
-        remarks.append((f"with every regime warmed before step 0: {plural(left, 'compile')} left in training", "info"))
+        remarks.append(
+            (f"with every regime warmed before step 0: {plural(left, 'compile')} left in training", "info")
+        )
     if found.get("limit_hit"):
         remarks.append(("the recompile limit is hit: blocks run eager from there on", "error"))
     if found.get("stopped"):
@@ -52,10 +58,23 @@ def shown(data: Mapping[str, Any]) -> Shown | None:
     if divergence.get("count"):
         text = f"ranks diverge at {plural(divergence['count'], 'step')}: the others wait {divergence['seconds']:.1f} s in all"
         remarks.append((text, "warning"))
-    notes = [] if found.get("exact", True) else ["some guards cannot be written over B and S; their shapes were asked one by one"]
+    notes = (
+        []
+        if found.get("exact", True)
+        else ["some guards cannot be written over B and S; their shapes were asked one by one"]
+    )
     return Shown(
         facts=_facts(source, found),
-        steps=[[str(s["step"]), str(s["batch_size"]), str(s["length"]), f"{s['seconds']:.1f}", s["cause"] or "first"] for s in found["steps"]],
+        steps=[
+            [
+                str(s["step"]),
+                str(s["batch_size"]),
+                str(s["length"]),
+                f"{s['seconds']:.1f}",
+                s["cause"] or "first",
+            ]
+            for s in found["steps"]
+        ],
         remarks=remarks,
         regimes=[
             [

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cftdiag import __version__
-from cftdiag.report import forecast, summary
+from cftdiag.report import forecast, wording
 
 
 def render(data: Mapping[str, Any]) -> str:
@@ -20,23 +20,23 @@ def render(data: Mapping[str, Any]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    name, facts = summary.headline(data)
+    name, facts = wording.headline(data)
     compiles = data["compiles"]
     longest = max((c.get("seconds") or 0 for c in compiles), default=0)
     return environment.get_template("check.html.j2").render(
         version=__version__,
         name=name,
         facts=facts,
-        notes=[*summary.conditions(data), *summary.passes_not_run(data)],
+        notes=[*wording.conditions(data), *wording.passes_not_run(data)],
         verdict=data["verdict"],
-        verdict_words=summary.verdict_words(data),
-        verdict_facts=summary.verdict_facts(data),
-        cost=summary.cost(data),
-        groups=summary.block_groups(data["blocks"]),
+        verdict_words=wording.verdict_words(data),
+        verdict_facts=wording.verdict_facts(data),
+        cost=wording.cost(data),
+        groups=wording.block_groups(data["blocks"]),
         blocks=[_block(block) for block in data["blocks"]],
         compiles=[
             {
-                **dict(zip(summary.COMPILE_COLUMNS, summary.compile_row(c), strict=True)),
+                **dict(zip(wording.COMPILE_COLUMNS, wording.compile_row(c), strict=True)),
                 "share": round(100 * (c.get("seconds") or 0) / longest) if longest else 0,
             }
             for c in compiles
@@ -68,9 +68,13 @@ def _block(block: Mapping[str, Any]) -> dict[str, Any]:
         state = "warn"
     else:
         state = "good"
-    [group] = summary.block_groups([block])
+    [group] = wording.block_groups([block])
     fqn = str(block.get("fqn"))
-    return {"title": f"{fqn} ({group.cls}): {', '.join(group.facts())}", "label": fqn.rpartition(".")[2], "state": state}
+    return {
+        "title": f"{fqn} ({group.cls}): {', '.join(group.facts())}",
+        "label": fqn.rpartition(".")[2],
+        "state": state,
+    }
 
 
 def _finding(finding: Mapping[str, Any]) -> dict[str, Any]:
@@ -78,13 +82,18 @@ def _finding(finding: Mapping[str, Any]) -> dict[str, Any]:
         "severity": str(finding.get("severity")),
         "kind": str(finding.get("kind")),
         "cause": str(finding.get("cause")),
-        "reach": summary.reach(finding),
-        "where": summary.where(finding),
+        "reach": wording.reach(finding),
+        "where": wording.where(finding),
         "guard": finding.get("guard"),
         "explanation": finding.get("explanation") or "",
         "evidence": [str(line) for line in finding.get("evidence") or ()],
         "remedies": [
-            {"summary": str(r.get("summary")), "mark": summary.remedy_mark(r), "verified": r.get("verified"), "unsafe": bool(r.get("unsafe"))}
+            {
+                "summary": str(r.get("summary")),
+                "mark": wording.remedy_mark(r),
+                "verified": r.get("verified"),
+                "unsafe": bool(r.get("unsafe")),
+            }
             for r in finding.get("remedies") or ()
         ],
     }

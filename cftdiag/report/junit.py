@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 from xml.etree import ElementTree
 
-from cftdiag.report import summary
+from cftdiag.report import wording
 
 #: Control characters that XML 1.0 cannot hold, in a guard or an evidence text for example.
 _INVALID = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")
@@ -21,7 +21,12 @@ def render(data: Mapping[str, Any]) -> str:
     cases.append(_verdict_case(name, data))
     failures = sum(case.find("failure") is not None for case in cases)
     errors = sum(case.find("error") is not None for case in cases)
-    totals = {"tests": str(len(cases)), "failures": str(failures), "errors": str(errors), "time": f"{data['timing'].get('wall_s') or 0:.3f}"}
+    totals = {
+        "tests": str(len(cases)),
+        "failures": str(failures),
+        "errors": str(errors),
+        "time": f"{data['timing'].get('wall_s') or 0:.3f}",
+    }
     root = ElementTree.Element("testsuites", totals)
     suite = ElementTree.SubElement(root, "testsuite", {"name": _clean(f"cftdiag check {name}"), **totals})
     suite.extend(cases)
@@ -29,13 +34,27 @@ def render(data: Mapping[str, Any]) -> str:
     return ElementTree.tostring(root, encoding="unicode", xml_declaration=True)
 
 
-def _block_case(subject: str, block: Mapping[str, Any], findings: list[Mapping[str, Any]]) -> ElementTree.Element:
+def _block_case(
+    subject: str, block: Mapping[str, Any], findings: list[Mapping[str, Any]]
+) -> ElementTree.Element:
     fqn = str(block.get("fqn"))
-    case = ElementTree.Element("testcase", {"classname": _clean(f"{subject}.{block.get('class')}"), "name": _clean(fqn), "time": "0"})
-    mine = [f for f in findings if any(fqn == pattern or fnmatchcase(fqn, str(pattern)) for pattern in f.get("blocks") or ())]
+    case = ElementTree.Element(
+        "testcase", {"classname": _clean(f"{subject}.{block.get('class')}"), "name": _clean(fqn), "time": "0"}
+    )
+    mine = [
+        f
+        for f in findings
+        if any(fqn == pattern or fnmatchcase(fqn, str(pattern)) for pattern in f.get("blocks") or ())
+    ]
     errors = [f for f in mine if f.get("severity") == "error"]
     if errors:
-        _child(case, "failure", "\n\n".join(map(_text, errors)), message=_short(errors), type=str(errors[0].get("kind")))
+        _child(
+            case,
+            "failure",
+            "\n\n".join(map(_text, errors)),
+            message=_short(errors),
+            type=str(errors[0].get("kind")),
+        )
     others = [f for f in mine if f.get("severity") != "error"]
     if others:
         _child(case, "system-out", "\n\n".join(map(_text, others)))
@@ -43,13 +62,22 @@ def _block_case(subject: str, block: Mapping[str, Any], findings: list[Mapping[s
 
 
 def _verdict_case(subject: str, data: Mapping[str, Any]) -> ElementTree.Element:
-    case = ElementTree.Element("testcase", {"classname": _clean(subject), "name": "verdict", "time": f"{data['timing'].get('wall_s') or 0:.3f}"})
-    line = summary.verdict_line(data)
+    case = ElementTree.Element(
+        "testcase",
+        {"classname": _clean(subject), "name": "verdict", "time": f"{data['timing'].get('wall_s') or 0:.3f}"},
+    )
+    line = wording.verdict_line(data)
     if data["verdict"] == "error":
         _child(case, "error", "\n".join(map(str, data["undetermined"])), message=line, type="no_conclusion")
     elif data["verdict"] == "not_viable":
         # Findings that name no block have no other case to fail.
-        _child(case, "failure", "\n\n".join(_text(f) for f in data["findings"] if f.get("severity") == "error"), message=line, type="not_viable")
+        _child(
+            case,
+            "failure",
+            "\n\n".join(_text(f) for f in data["findings"] if f.get("severity") == "error"),
+            message=line,
+            type="not_viable",
+        )
     else:
         _child(case, "system-out", line)
     return case
@@ -60,20 +88,24 @@ def _short(findings: list[Mapping[str, Any]]) -> str:
 
 
 def _text(finding: Mapping[str, Any]) -> str:
-    lines = [f"{finding.get('severity')} {finding.get('kind')} {finding.get('cause')} {summary.reach(finding)}".rstrip()]
-    place = summary.where(finding)
+    lines = [
+        f"{finding.get('severity')} {finding.get('kind')} {finding.get('cause')} {wording.reach(finding)}".rstrip()
+    ]
+    place = wording.where(finding)
     if place:
         lines.append(f"where: {place}")
     if finding.get("explanation"):
         lines.append(f"why: {finding['explanation']}")
     if finding.get("guard"):
         lines.append(f"guard: {finding['guard']}")
-    lines += [f"fix: {r.get('summary')} ({summary.remedy_mark(r)})" for r in finding.get("remedies") or []]
+    lines += [f"fix: {r.get('summary')} ({wording.remedy_mark(r)})" for r in finding.get("remedies") or []]
     return "\n".join(lines)
 
 
 def _child(parent: ElementTree.Element, tag: str, text: str, **attributes: str) -> None:
-    ElementTree.SubElement(parent, tag, {key: _clean(value) for key, value in attributes.items()}).text = _clean(text)
+    ElementTree.SubElement(
+        parent, tag, {key: _clean(value) for key, value in attributes.items()}
+    ).text = _clean(text)
 
 
 def _clean(text: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from cftdiag.report import forecast, summary
+from cftdiag.report import forecast, wording
 
 #: Rows of the table of compiles; the JSON holds all.
 MAX_COMPILES = 16
@@ -13,17 +13,30 @@ MAX_COMPILES = 16
 
 def render(data: Mapping[str, Any]) -> str:
     """The whole page."""
-    name, facts = summary.headline(data)
-    notes = [*summary.conditions(data), *summary.passes_not_run(data)]
-    parts = [f"# cftdiag check: {_plain(name)}", f"**{_plain(summary.verdict_line(data))}**", _plain(facts), _list(notes)]
+    name, facts = wording.headline(data)
+    notes = [*wording.conditions(data), *wording.passes_not_run(data)]
+    parts = [
+        f"# cftdiag check: {_plain(name)}",
+        f"**{_plain(wording.verdict_line(data))}**",
+        _plain(facts),
+        _list(notes),
+    ]
     parts += [*_blocks(data), *_compiles(data), *_forecast(data), *_findings(data), *_undetermined(data)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def _blocks(data: Mapping[str, Any]) -> list[str]:
     rows = [
-        [str(g.count), _code(g.cls), _code(g.names), summary.cell(g.graphs), summary.yes_no(g.fullgraph), str(g.graph_breaks), str(g.recompiles)]
-        for g in summary.block_groups(data["blocks"])
+        [
+            str(g.count),
+            _code(g.cls),
+            _code(g.names),
+            wording.cell(g.graphs),
+            wording.yes_no(g.fullgraph),
+            str(g.graph_breaks),
+            str(g.recompiles),
+        ]
+        for g in wording.block_groups(data["blocks"])
     ]
     header = ("count", "class", "blocks", "graphs", "fullgraph", "graph breaks", "recompiles")
     return ["## Blocks", _table(header, rows)] if rows else []
@@ -33,8 +46,8 @@ def _compiles(data: Mapping[str, Any]) -> list[str]:
     compiles = data["compiles"]
     if not compiles:
         return []
-    rows = [[_plain(text) for text in summary.compile_row(c)] for c in compiles[:MAX_COMPILES]]
-    return ["## Compiles", _cut(_table(list(summary.COMPILE_COLUMNS), rows), len(compiles))]
+    rows = [[_plain(text) for text in wording.compile_row(c)] for c in compiles[:MAX_COMPILES]]
+    return ["## Compiles", _cut(_table(list(wording.COMPILE_COLUMNS), rows), len(compiles))]
 
 
 def _forecast(data: Mapping[str, Any]) -> list[str]:
@@ -43,10 +56,20 @@ def _forecast(data: Mapping[str, Any]) -> list[str]:
         return []
     parts = ["## Forecast", _plain(found.facts)]
     if found.steps:
-        parts.append(_cut(_table(forecast.STEP_COLUMNS, [[_plain(c) for c in row] for row in found.steps[:MAX_COMPILES]]), len(found.steps)))
+        parts.append(
+            _cut(
+                _table(
+                    forecast.STEP_COLUMNS, [[_plain(c) for c in row] for row in found.steps[:MAX_COMPILES]]
+                ),
+                len(found.steps),
+            )
+        )
     parts.append(_list(text for text, _ in found.remarks))
     parts += ["## Regimes", f"{forecast.REGIMES[0].upper()}{forecast.REGIMES[1:]}."]
-    rows = [[_plain(i), visits, _code(bounds) if bounds else "any", _plain(warm)] for i, visits, bounds, warm in found.regimes[:MAX_COMPILES]]
+    rows = [
+        [_plain(i), visits, _code(bounds) if bounds else "any", _plain(warm)]
+        for i, visits, bounds, warm in found.regimes[:MAX_COMPILES]
+    ]
     parts.append(_cut(_table(("regime", "visits", "bounds", "warm"), rows), len(found.regimes)))
     return [*parts, _list([*found.suggestions, *found.notes])]
 
@@ -60,8 +83,8 @@ def _findings(data: Mapping[str, Any]) -> list[str]:
     parts = ["## Findings"] if data["findings"] else []
     for finding in data["findings"]:
         parts.append(f"### {finding.get('severity')}: {finding.get('kind')} {_code(finding.get('cause'))}")
-        facts = [_plain(summary.reach(finding))]
-        place = summary.where(finding)
+        facts = [_plain(wording.reach(finding))]
+        place = wording.where(finding)
         if place:
             facts.append(f"where: {_code(place)}")
         if finding.get("guard"):
@@ -70,7 +93,12 @@ def _findings(data: Mapping[str, Any]) -> list[str]:
         remedies = finding.get("remedies") or []
         if remedies:
             parts.append("What to do:")
-            parts.append("\n".join(f"{i}. {_plain(str(r.get('summary')))} ({_plain(summary.remedy_mark(r))})" for i, r in enumerate(remedies, 1)))
+            parts.append(
+                "\n".join(
+                    f"{i}. {_plain(str(r.get('summary')))} ({_plain(wording.remedy_mark(r))})"
+                    for i, r in enumerate(remedies, 1)
+                )
+            )
     return parts
 
 

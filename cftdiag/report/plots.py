@@ -18,8 +18,9 @@ _NAMED = 12
 def regime_figure(forecast: Mapping[str, Any]) -> Any:
     """The map of ``CheckReport.forecast`` as a matplotlib figure.
 
-    Above: each shape of the data at (length, batch size), coloured by its regime, areas by visits, representatives marked; below: tokens forwarded by
-    length. Raises ``ValueError`` for a forecast without a regime map.
+    Above: each shape of the data at (length, batch size), coloured by its regime, areas by visits,
+    representatives marked; below: tokens forwarded by length. Raises ``ValueError`` for a forecast without a
+    regime map.
     """
     points = forecast.get("points")
     if not points:
@@ -34,14 +35,29 @@ def regime_figure(forecast: Mapping[str, Any]) -> Any:
     for i, regime in enumerate(regimes):
         own = [p for p in points if p[0] == regime["id"]]
         label = _label(regime, shared) if i < _NAMED else None
-        upper.scatter(*place(own, i), s=place.areas(own), color=_COLOURS[i % len(_COLOURS)], alpha=0.75, label=label, linewidths=0)
+        upper.scatter(
+            *place(own, i),
+            s=place.areas(own),
+            color=_COLOURS[i % len(_COLOURS)],
+            alpha=0.75,
+            label=label,
+            linewidths=0,
+        )
     eager = [p for p in points if p[0] is None]
     if eager:
-        upper.scatter(*place(eager, len(regimes)), s=place.areas(eager), color=_EAGER, marker="x", label="no graph: eager or not foreseen")
+        upper.scatter(
+            *place(eager, len(regimes)),
+            s=place.areas(eager),
+            color=_EAGER,
+            marker="x",
+            label="no graph: eager or not foreseen",
+        )
     for i, regime in enumerate(regimes):
         shown = regime["representative"]
         where = place([[regime["id"], shown["batch_size"], shown["length"], 1]], i)
-        upper.scatter(*where, marker="+", s=120, color="black", label=None if i else "warm with this", zorder=3)
+        upper.scatter(
+            *where, marker="+", s=120, color="black", label=None if i else "warm with this", zorder=3
+        )
     place.ticks(upper)
     upper.set_ylabel("batch size B (rows)")
     upper.set_title(_title(forecast, len(regimes)))
@@ -52,20 +68,26 @@ def regime_figure(forecast: Mapping[str, Any]) -> Any:
 
 
 def regime_svg(forecast: Mapping[str, Any]) -> str:
-    """:func:`regime_figure` as an ``<svg>`` element to stand in a page: text as text, no header, the same for the same forecast."""
+    """:func:`regime_figure` as an ``<svg>`` element to stand in a page: text as text, no header, the same for
+    the same forecast.
+    """
     import io
 
     import matplotlib
 
     out = io.StringIO()
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "cftdiag"}):
-        regime_figure(forecast).savefig(out, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+        regime_figure(forecast).savefig(
+            out, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None}
+        )
     text = out.getvalue()
     return text[text.index("<svg") :]
 
 
 def save_plots(forecast: Mapping[str, Any], directory: str | Path) -> list[Path]:
-    """Write ``regimes.png`` and ``regimes.svg`` into ``directory`` (made when missing); raises ``ValueError`` where that cannot be done."""
+    """Write ``regimes.png`` and ``regimes.svg`` into ``directory`` (made when missing); raises ``ValueError``
+    where that cannot be done.
+    """
     figure = regime_figure(forecast)
     target = Path(directory)
     try:
@@ -94,12 +116,18 @@ def _label(regime: Mapping[str, Any], shared: Set[str]) -> str:
     if len(bounds) > 60:
         bounds = bounds[:57] + "..."
     variants = [v for v in regime.get("variants", ()) if v]
-    text = f"{regime['id']}: {bounds}" + (f" ({', '.join(variants)})" if variants else "") + f" - {regime['visits']:,}x"
+    text = (
+        f"{regime['id']}: {bounds}"
+        + (f" ({', '.join(variants)})" if variants else "")
+        + f" - {regime['visits']:,}x"
+    )
     return text.replace("$", r"\$")  # no mathematics to Matplotlib
 
 
 class _Places:
-    """Where shapes are drawn: few batch sizes are bands in which each regime has a line of its own, so that no regime hides another."""
+    """Where shapes are drawn: few batch sizes are bands in which each regime has a line of its own, so that
+    no regime hides another.
+    """
 
     def __init__(self, points: Sequence[Sequence[Any]], regimes: Sequence[Mapping[str, Any]]) -> None:
         self.sizes = sorted({p[1] for p in points} | {r["representative"]["batch_size"] for r in regimes})
@@ -110,7 +138,9 @@ class _Places:
     def __call__(self, points: Sequence[Sequence[Any]], lane: int) -> tuple[list[int], list[float]]:
         """(lengths, heights) of the shapes of one regime."""
         offset = 0.7 * ((lane + 0.5) / self.lanes - 0.5)
-        return [p[2] for p in points], [self.sizes.index(p[1]) - offset if self.banded else float(p[1]) for p in points]
+        return [p[2] for p in points], [
+            self.sizes.index(p[1]) - offset if self.banded else float(p[1]) for p in points
+        ]
 
     def areas(self, points: Sequence[Sequence[Any]]) -> list[float]:
         """Square points, by visits."""
@@ -125,7 +155,12 @@ class _Places:
 
 def _histogram(axes: Any, points: Sequence[Sequence[Any]]) -> None:
     lengths = [p[2] for p in points]
-    axes.hist(lengths, bins=min(60, max(1, len(set(lengths)))), weights=[p[1] * p[2] * p[3] for p in points], color="#999999")
+    axes.hist(
+        lengths,
+        bins=min(60, max(1, len(set(lengths)))),
+        weights=[p[1] * p[2] * p[3] for p in points],
+        color="#999999",
+    )
     axes.set_xlabel("length S (tokens)")
     axes.set_ylabel("tokens")
     axes.ticklabel_format(axis="y", style="sci", scilimits=(0, 4))

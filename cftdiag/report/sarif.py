@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cftdiag import __version__
-from cftdiag.report import summary
+from cftdiag.report import wording
 
 _LEVELS = {"error": "error", "warning": "warning", "info": "note"}
 _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
@@ -19,10 +19,21 @@ def render(data: Mapping[str, Any]) -> str:
     findings = data["findings"]
     rules = list(dict.fromkeys(_rule_id(f) for f in findings))
     run = {
-        "tool": {"driver": {"name": "cftdiag", "version": __version__, "rules": [_rule(rule, findings) for rule in rules]}},
+        "tool": {
+            "driver": {
+                "name": "cftdiag",
+                "version": __version__,
+                "rules": [_rule(rule, findings) for rule in rules],
+            }
+        },
         "results": [_result(f, rules.index(_rule_id(f))) for f in findings],
         "invocations": [{"executionSuccessful": data["verdict"] != "error"}],
-        "properties": {"verdict": data["verdict"], "depth": data["depth"], "target": data.get("target"), "subject": data["subject"].get("name")},
+        "properties": {
+            "verdict": data["verdict"],
+            "depth": data["depth"],
+            "target": data.get("target"),
+            "subject": data["subject"].get("name"),
+        },
     }
     return json.dumps({"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}, indent=2)
 
@@ -44,12 +55,12 @@ def _rule(rule: str, findings: list[Mapping[str, Any]]) -> dict[str, Any]:
 
 def _result(finding: Mapping[str, Any], index: int) -> dict[str, Any]:
     message = [str(finding.get("explanation") or finding.get("cause"))]
-    reach = summary.reach(finding)
+    reach = wording.reach(finding)
     if reach:
         message.append(f"Met {reach}.")
-    remedy = summary.best_remedy(finding)
+    remedy = wording.best_remedy(finding)
     if remedy is not None:
-        message.append(f"Fix: {remedy.get('summary')} ({summary.remedy_mark(remedy)})")
+        message.append(f"Fix: {remedy.get('summary')} ({wording.remedy_mark(remedy)})")
     place = finding.get("where") or {}
     result: dict[str, Any] = {
         "ruleId": _rule_id(finding),
@@ -57,8 +68,16 @@ def _result(finding: Mapping[str, Any], index: int) -> dict[str, Any]:
         "level": _LEVELS.get(str(finding.get("severity")), "note"),
         "message": {"text": " ".join(message)},
         # Line numbers move; cause, file and source line stay.
-        "partialFingerprints": {"cftdiag/v1": "|".join([_rule_id(finding), Path(str(place.get("file"))).name, str(place.get("code"))])},
-        "properties": {"blocks": list(finding.get("blocks") or ()), "guard": finding.get("guard"), "count": finding.get("count")},
+        "partialFingerprints": {
+            "cftdiag/v1": "|".join(
+                [_rule_id(finding), Path(str(place.get("file"))).name, str(place.get("code"))]
+            )
+        },
+        "properties": {
+            "blocks": list(finding.get("blocks") or ()),
+            "guard": finding.get("guard"),
+            "count": finding.get("count"),
+        },
     }
     if place.get("file"):
         physical: dict[str, Any] = {"artifactLocation": {"uri": _uri(str(place["file"]))}}
@@ -71,7 +90,9 @@ def _result(finding: Mapping[str, Any], index: int) -> dict[str, Any]:
 
 
 def _uri(file: str) -> str:
-    """Relative to the working directory where the file is inside it: what code scanning maps to the repository."""
+    """Relative to the working directory where the file is inside it: what code scanning maps to the
+    repository.
+    """
     path = Path(file)
     if not path.is_absolute():
         return path.as_posix()

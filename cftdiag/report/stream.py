@@ -1,4 +1,6 @@
-"""Writing to a stream whose reader may have gone (``cftdiag models | head``): that is no error, and the exit code stays the verdict's."""
+"""Writing to a stream whose reader may have gone (``cftdiag models | head``): that is no error, and the exit
+code stays the verdict's.
+"""
 
 from __future__ import annotations
 

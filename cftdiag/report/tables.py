@@ -7,18 +7,29 @@ from typing import Any, TextIO
 
 from rich.text import Text
 
-from cftdiag.check.catalogue import Entry
+from cftdiag.catalogue import Entry
 from cftdiag.report.console import console_for, print_line, print_prose, table_lines
-from cftdiag.report.summary import parameters, plural, yes_no
+from cftdiag.report.wording import parameters, plural, yes_no
 
 
 def show_models(entries: Sequence[Entry], *, file: TextIO | None = None, width: int | None = None) -> None:
     """Print entries of the catalogue, one a line, and their number."""
     console = console_for(file, width)
-    rows = [[e.name, parameters(e.params), str(e.layers or "-"), e.model_type, e.hub_id, yes_no(e.verified)] for e in entries]
-    for line in table_lines(rows, header=("name", "parameters", "layers", "architecture", "hub id", "verified"), right=(1, 2), indent=0):
+    rows = [
+        [e.name, parameters(e.params), str(e.layers or "-"), e.model_type, e.hub_id, yes_no(e.verified)]
+        for e in entries
+    ]
+    for line in table_lines(
+        rows,
+        header=("name", "parameters", "layers", "architecture", "hub id", "verified"),
+        right=(1, 2),
+        indent=0,
+    ):
         print_line(console, line)
-    print_line(console, f"{plural(len(entries), 'entry').replace('entrys', 'entries')}; verified: the count agrees with the published total")
+    print_line(
+        console,
+        f"{plural(len(entries), 'entry').replace('entrys', 'entries')}; verified: the count agrees with the published total",
+    )
 
 
 def show_doctor(state: Mapping[str, Any], *, file: TextIO | None = None, width: int | None = None) -> None:
@@ -26,7 +37,12 @@ def show_doctor(state: Mapping[str, Any], *, file: TextIO | None = None, width: 
     console = console_for(file, width)
     platform, torch = state["platform"], state["torch"]
     facts = [[name, str(version or "not installed")] for name, version in state["versions"].items()]
-    facts.append(["machine", f"{platform['system']}, {plural(platform['cpus'], 'CPU')}, {platform['memory_gb'] or '?'} GB"])
+    facts.append(
+        [
+            "machine",
+            f"{platform['system']}, {plural(platform['cpus'], 'CPU')}, {platform['memory_gb'] or '?'} GB",
+        ]
+    )
     if torch:
         facts.append(["torch build", f"CUDA {torch['cuda_build']}" if torch["cuda_build"] else "CPU"])
         facts.append(["CUDA devices", ", ".join(torch["cuda_devices"]) or "none"])
@@ -37,7 +53,11 @@ def show_doctor(state: Mapping[str, Any], *, file: TextIO | None = None, width: 
         print_line(console)
         print_line(console, Text("Self-test", style="bold"))
         rows = [
-            [Text("ok", style="green") if test["ok"] else Text("FAILED", style="bold red"), test["name"], str(test["detail"] or "")]
+            [
+                Text("ok", style="green") if test["ok"] else Text("FAILED", style="bold red"),
+                test["name"],
+                str(test["detail"] or ""),
+            ]
             for test in state["self_test"]
         ]
         for line in table_lines(rows):

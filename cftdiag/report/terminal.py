@@ -8,7 +8,7 @@ from typing import Any, TextIO
 from rich.console import Console
 from rich.text import Text
 
-from cftdiag.report import forecast, summary
+from cftdiag.report import forecast, wording
 from cftdiag.report.console import console_for, print_line, print_prose, table_lines
 
 #: Rows of a list that are shown; the JSON holds all.
@@ -16,10 +16,17 @@ MAX_COMPILES = 16
 MAX_UNDETERMINED = 6
 
 _STYLES = {"error": "bold red", "warning": "yellow", "info": "cyan"}
-_VERDICT_STYLES = {"viable": "bold green", "viable_with_recompiles": "bold yellow", "not_viable": "bold red", "error": "bold red"}
+_VERDICT_STYLES = {
+    "viable": "bold green",
+    "viable_with_recompiles": "bold yellow",
+    "not_viable": "bold red",
+    "error": "bold red",
+}
 
 
-def show(data: Mapping[str, Any], *, quiet: bool = False, file: TextIO | None = None, width: int | None = None) -> None:
+def show(
+    data: Mapping[str, Any], *, quiet: bool = False, file: TextIO | None = None, width: int | None = None
+) -> None:
     """Print a check to ``file`` (default stdout); ``quiet`` prints the verdict line alone."""
     console = console_for(file, width)
     if not quiet:
@@ -30,9 +37,9 @@ def show(data: Mapping[str, Any], *, quiet: bool = False, file: TextIO | None = 
         _findings(console, data)
         _undetermined(console, data)
         print_line(console)
-        for note in summary.passes_not_run(data):
+        for note in wording.passes_not_run(data):
             print_prose(console, note, style="dim")
-    print_line(console, Text(summary.verdict_line(data), style=_VERDICT_STYLES.get(data["verdict"], "bold")))
+    print_line(console, Text(wording.verdict_line(data), style=_VERDICT_STYLES.get(data["verdict"], "bold")))
 
 
 def _title(console: Console, text: str) -> None:
@@ -41,14 +48,19 @@ def _title(console: Console, text: str) -> None:
 
 
 def _headline(console: Console, data: Mapping[str, Any]) -> None:
-    name, facts = summary.headline(data)
-    print_line(console, Text(name, style="bold").append(f"  {facts}", style="not bold") if facts else Text(name, style="bold"))
-    for line in summary.conditions(data):
+    name, facts = wording.headline(data)
+    print_line(
+        console,
+        Text(name, style="bold").append(f"  {facts}", style="not bold")
+        if facts
+        else Text(name, style="bold"),
+    )
+    for line in wording.conditions(data):
         print_prose(console, line, indent=2)
 
 
 def _blocks(console: Console, data: Mapping[str, Any]) -> None:
-    groups = summary.block_groups(data["blocks"])
+    groups = wording.block_groups(data["blocks"])
     if not groups:
         return
     _title(console, "Blocks")
@@ -56,7 +68,13 @@ def _blocks(console: Console, data: Mapping[str, Any]) -> None:
     for group in groups:
         facts = group.facts()
         style = "yellow" if group.trouble else "green"
-        rows.append([f"{group.count} x {group.cls}", group.names, *(Text(fact, style=style if i else "") for i, fact in enumerate(facts))])
+        rows.append(
+            [
+                f"{group.count} x {group.cls}",
+                group.names,
+                *(Text(fact, style=style if i else "") for i, fact in enumerate(facts)),
+            ]
+        )
     for line in table_lines(rows):
         print_line(console, line)
 
@@ -66,8 +84,8 @@ def _compiles(console: Console, data: Mapping[str, Any]) -> None:
     if not compiles:
         return
     _title(console, "Compiles")
-    rows = [summary.compile_row(c) for c in compiles]
-    for line in table_lines(rows[:MAX_COMPILES], header=list(summary.COMPILE_COLUMNS), right=(2, 3, 4)):
+    rows = [wording.compile_row(c) for c in compiles]
+    for line in table_lines(rows[:MAX_COMPILES], header=list(wording.COMPILE_COLUMNS), right=(2, 3, 4)):
         print_line(console, line)
     _more(console, len(rows) - MAX_COMPILES)
 
@@ -85,21 +103,33 @@ def _findings(console: Console, data: Mapping[str, Any]) -> None:
 def _finding(console: Console, finding: Mapping[str, Any]) -> None:
     severity = str(finding.get("severity"))
     line = Text("  ").append(severity, style=_STYLES.get(severity, "")).append(f"  {finding.get('kind')}  ")
-    line.append(str(finding.get("cause")), style="bold").append(f"  {summary.reach(finding)}")
+    line.append(str(finding.get("cause")), style="bold").append(f"  {wording.reach(finding)}")
     print_line(console, line)
-    place = summary.where(finding)
+    place = wording.where(finding)
     if place:
         print_line(console, Text("    ").append("where  ", style="dim").append(place))
     if finding.get("explanation"):
         print_prose(console, str(finding["explanation"]), indent=4, label="why    ")
     if finding.get("guard"):
-        print_line(console, Text("    ").append("guard  ", style="dim").append(" ".join(str(finding["guard"]).split())))
-    remedy = summary.best_remedy(finding)
+        print_line(
+            console,
+            Text("    ").append("guard  ", style="dim").append(" ".join(str(finding["guard"]).split())),
+        )
+    remedy = wording.best_remedy(finding)
     if remedy is not None:
-        print_prose(console, f"{remedy.get('summary')} [{summary.remedy_mark(remedy)}]", indent=4, label="fix    ", style="green")
+        print_prose(
+            console,
+            f"{remedy.get('summary')} [{wording.remedy_mark(remedy)}]",
+            indent=4,
+            label="fix    ",
+            style="green",
+        )
     others = len(finding.get("remedies") or []) - 1
-    more = f"{summary.plural(others, 'other remedy').replace('remedys', 'remedies')}: " if others > 0 else ""
-    print_line(console, Text("    ").append("more   ", style="dim").append(f"{more}cftdiag explain {finding.get('cause')}"))
+    more = f"{wording.plural(others, 'other remedy').replace('remedys', 'remedies')}: " if others > 0 else ""
+    print_line(
+        console,
+        Text("    ").append("more   ", style="dim").append(f"{more}cftdiag explain {finding.get('cause')}"),
+    )
 
 
 def _undetermined(console: Console, data: Mapping[str, Any]) -> None:

@@ -1,15 +1,16 @@
 """Offline devices: Inductor lowers for a GPU that is not there, or for a CPU without a C++ compiler.
 
-Importing this package imports no torch; `backend`, `probe`, `assumptions` and `Lowered` do when they are first asked for.
+Importing this package imports no torch; `backend`, `probe`, `assumptions` and `Lowered` do when they are
+first asked for.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from cftdiag.kernels.job import kernels
 from cftdiag.target.devices import DEVICES, TARGETS, Device, device
 from cftdiag.target.errors import TargetUnavailable
-from cftdiag.target.job import kernels
 
 if TYPE_CHECKING:
     from cftdiag.target.lowering import Lowered, assumptions, backend, probe
@@ -25,4 +26,15 @@ def __getattr__(name: str) -> Any:
     return getattr(lowering, name)
 
 
-__all__ = ["DEVICES", "TARGETS", "Device", "Lowered", "TargetUnavailable", "assumptions", "backend", "device", "kernels", "probe"]
+__all__ = [
+    "DEVICES",
+    "TARGETS",
+    "Device",
+    "Lowered",
+    "TargetUnavailable",
+    "assumptions",
+    "backend",
+    "device",
+    "kernels",
+    "probe",
+]

@@ -1,4 +1,6 @@
-"""The Python that Dynamo runs in a frame's place: decompiled by depyf where it can, disassembled where it cannot."""
+"""The Python that Dynamo runs in a frame's place: decompiled by depyf where it can, disassembled where it
+cannot.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from torch._dynamo.convert_frame import register_bytecode_hook
 
 
 def source_of(code: types.CodeType) -> tuple[str, str]:
-    """(``depyf`` or ``dis``, text). depyf fails on some frames of some torch versions; the disassembly then says why in its first line."""
+    """(``depyf`` or ``dis``, text). depyf fails on some frames of some torch versions; the disassembly then
+    says why in its first line.
+    """
     try:
         from depyf import decompile
 
@@ -22,7 +26,10 @@ def source_of(code: types.CodeType) -> tuple[str, str]:
         text = io.StringIO()
         dis.dis(code, file=text)
         reason = " ".join(str(error).split())[:120]
-        return "dis", f"# depyf could not decompile this frame ({type(error).__name__}: {reason})\n{text.getvalue()}"
+        return (
+            "dis",
+            f"# depyf could not decompile this frame ({type(error).__name__}: {reason})\n{text.getvalue()}",
+        )
 
 
 @contextlib.contextmanager
@@ -32,7 +39,15 @@ def recorded() -> Iterator[list[dict[str, Any]]]:
 
     def hook(old: types.CodeType, new: types.CodeType) -> None:
         by, text = source_of(new)
-        frames.append({"function": old.co_qualname, "file": old.co_filename, "line": old.co_firstlineno, "by": by, "text": text})
+        frames.append(
+            {
+                "function": old.co_qualname,
+                "file": old.co_filename,
+                "line": old.co_firstlineno,
+                "by": by,
+                "text": text,
+            }
+        )
 
     handle = register_bytecode_hook(hook)
     try:

@@ -9,7 +9,9 @@ from typing import Any
 
 
 def keep_code(on_code: Callable[[Any, str], None] | None) -> Callable[[Any], Any]:
-    """Replacement of ``GraphLowering._compile_to_module``: generates the code, hands ``(graph lowering, text)`` to ``on_code``, builds nothing."""
+    """Replacement of ``GraphLowering._compile_to_module``: generates the code, hands ``(graph lowering,
+    text)`` to ``on_code``, builds nothing.
+    """
 
     def _compile_to_module(self: Any) -> types.ModuleType:
         generated = self.codegen()[0]

@@ -1,4 +1,6 @@
-"""Reads off Inductor, while it generates code, which operators and lines each kernel computes and how much it moves."""
+"""Reads off Inductor, while it generates code, which operators and lines each kernel computes and how much it
+moves.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ def lines_of(nodes: Iterable[torch.fx.Node]) -> tuple[Where, ...]:
         for file, line, function in reversed(frames):
             if not file.startswith(_TORCH):
                 code = linecache.getline(file, int(line)).strip() or None
-                found.setdefault((file, int(line)), Where(file=file, line=int(line), function=function, code=code))
+                found.setdefault(
+                    (file, int(line)), Where(file=file, line=int(line), function=function, code=code)
+                )
                 break
     return tuple(found.values())
 
@@ -67,17 +71,28 @@ class Collector:
         """Active while a graph is lowered."""
         with contextlib.ExitStack() as stack:
             for scheduling in (TritonScheduling, CppScheduling):
-                stack.enter_context(mock.patch.object(scheduling, "define_kernel", self._defining(scheduling.define_kernel)))
+                stack.enter_context(
+                    mock.patch.object(scheduling, "define_kernel", self._defining(scheduling.define_kernel))
+                )
             for kind in (Reduction, WelfordReduction):
-                stack.enter_context(mock.patch.object(kind, "create_multilayer", classmethod(self._splitting(kind.create_multilayer.__func__))))
+                stack.enter_context(
+                    mock.patch.object(
+                        kind,
+                        "create_multilayer",
+                        classmethod(self._splitting(kind.create_multilayer.__func__)),
+                    )
+                )
             yield
 
     def _defining(self, real: Callable[..., str]) -> Callable[..., str]:
         @functools.wraps(real)
         def define_kernel(scheduling: Any, source: str, nodes: Any, *args: Any) -> str:
             name = real(scheduling, source, nodes, *args)
-            # a Triton kernel object knows its sizes and buffers; the C++ backend passes the argument names or nothing
-            self._kernels.append(_kernel(name, source, list(nodes), args[0] if args and hasattr(args[0], "numels") else None))
+            # a Triton kernel object knows its sizes and buffers; the C++ backend passes the argument names or
+            # nothing
+            self._kernels.append(
+                _kernel(name, source, list(nodes), args[0] if args and hasattr(args[0], "numels") else None)
+            )
             return name
 
         return define_kernel
@@ -144,7 +159,12 @@ def _leaves(nodes: Iterable[Any]) -> list[Any]:
 
 
 def _origins(nodes: Iterable[Any]) -> list[torch.fx.Node]:
-    found = {o for node in nodes for o in node.node.get_origins() if isinstance(o, torch.fx.Node) and o.op == "call_function"}
+    found = {
+        o
+        for node in nodes
+        for o in node.node.get_origins()
+        if isinstance(o, torch.fx.Node) and o.op == "call_function"
+    }
     order = {n: i for i, n in enumerate(next(iter(found)).graph.nodes)} if found else {}
     return sorted(found, key=lambda n: order.get(n, 0))
 
@@ -173,7 +193,10 @@ def _kernel(name: str, source: str, nodes: list[Any], kernel: Any) -> Kernel:
     reads: dict[str, int] = {}
     writes: dict[str, int] = {}
     for node in leaves:
-        for into, which in ((reads, {"include_reads": True, "include_writes": False}), (writes, {"include_reads": False, "include_writes": True})):
+        for into, which in (
+            (reads, {"include_reads": True, "include_writes": False}),
+            (writes, {"include_reads": False, "include_writes": True}),
+        ):
             for buffer, size in node.get_read_write_buffer_accesses(**which).items():
                 if materialised is None or buffer in materialised:
                     into[buffer] = max(into.get(buffer, 0), int(size))
@@ -182,7 +205,11 @@ def _kernel(name: str, source: str, nodes: list[Any], kernel: Any) -> Kernel:
         if buffer not in _mutated(leaves):
             del reads[buffer]
     # what Inductor itself fills in last, when it writes the kernel into the module
-    source = source.replace(str(Placeholder.DESCRIPTIVE_NAME), name).replace(str(Placeholder.KERNEL_NAME), name).replace("#pragma CMT", "#")
+    source = (
+        source.replace(str(Placeholder.DESCRIPTIVE_NAME), name)
+        .replace(str(Placeholder.KERNEL_NAME), name)
+        .replace("#pragma CMT", "#")
+    )
     return Kernel(
         name=name, category=category, source=source, aten=_aten(origins), lines=lines_of(origins), numels=numels, reads=reads, writes=writes,
         flops=sum(map(_flops, leaves)),
@@ -190,11 +217,15 @@ def _kernel(name: str, source: str, nodes: list[Any], kernel: Any) -> Kernel:
 
 
 def _materialised(kernel: Any) -> set[str] | None:
-    """Buffers that are arguments of the kernel, the others never leave it; None where the backend does not say."""
+    """Buffers that are arguments of the kernel, the others never leave it; None where the backend does not
+    say.
+    """
     args = getattr(kernel, "args", None)
     if args is None:
         return None
-    removed = {str(name) for name in getattr(kernel, "removed_buffers", ())} | {str(name) for name in V.graph.removed_buffers}
+    removed = {str(name) for name in getattr(kernel, "removed_buffers", ())} | {
+        str(name) for name in V.graph.removed_buffers
+    }
     names = {*args.input_buffers, *args.output_buffers}
     for shared in args.inplace_buffers.values():
         names |= set(getattr(shared, "other_names", ()))
@@ -210,7 +241,11 @@ def _flops(node: Any) -> int:
     if body is None:
         return int(node.estimate_flops() or 0)
     blocks = [body.root_block, *body.subblocks.values()]
-    operations = sum(n.op == "call_method" and str(n.target) not in _NOT_ARITHMETIC for block in blocks for n in block.graph.nodes)
+    operations = sum(
+        n.op == "call_method" and str(n.target) not in _NOT_ARITHMETIC
+        for block in blocks
+        for n in block.graph.nodes
+    )
     size = 1
     for ranges in node.get_ranges():
         for extent in ranges:
@@ -227,15 +262,27 @@ def _extern(node: Any) -> Extern | None:
     if not hasattr(kernel, "python_kernel_name") or type(kernel).__name__ == "MultiOutput":
         return None
     overload = getattr(kernel, "op_overload", None)
-    op = _name(overload) if isinstance(overload, torch._ops.OpOverload) else (_aten(origins) or (str(call),))[0]
+    op = (
+        _name(overload)
+        if isinstance(overload, torch._ops.OpOverload)
+        else (_aten(origins) or (str(call),))[0]
+    )
     flops = node.estimate_flops()
     if flops is None:
         flops = next(filter(None, (_formula(n) for n in origins if n.target is overload)), None)
-    return Extern(op=op, call=str(call), flops=flops, bytes=int(node.get_read_write_buffers_sizes()), lines=lines_of(origins))
+    return Extern(
+        op=op,
+        call=str(call),
+        flops=flops,
+        bytes=int(node.get_read_write_buffers_sizes()),
+        lines=lines_of(origins),
+    )
 
 
 def _formula(node: torch.fx.Node) -> int | None:
-    """FLOPs by torch's formula for an operator of several outputs, which Inductor does not count: attention, nothing taken off for a causal mask."""
+    """FLOPs by torch's formula for an operator of several outputs, which Inductor does not count: attention,
+    nothing taken off for a causal mask.
+    """
     count = flop_registry.get(getattr(node.target, "overloadpacket", None))
     if count is None:
         return None
@@ -245,10 +292,16 @@ def _formula(node: torch.fx.Node) -> int | None:
 
 
 def _peak(graph: Any) -> int | None:
-    plan, estimate = getattr(memory, "prepare_planning_info", None), getattr(memory, "estimate_peak_memory", None)
+    plan, estimate = (
+        getattr(memory, "prepare_planning_info", None),
+        getattr(memory, "estimate_peak_memory", None),
+    )
     if plan is None or estimate is None:
         return None
     scheduler = graph.scheduler
-    inputs, outputs = type(graph.removed_buffers)(graph.graph_inputs), type(graph.removed_buffers)(graph.get_output_names())
+    inputs, outputs = (
+        type(graph.removed_buffers)(graph.graph_inputs),
+        type(graph.removed_buffers)(graph.get_output_names()),
+    )
     peak, _ = plan(scheduler.nodes, scheduler.name_to_buf, scheduler.name_to_fused_node, inputs, outputs)
     return int(peak)

@@ -1,6 +1,7 @@
 """A CUDA device that is not there, for Inductor and Triton.
 
-`lowering` is active only while a graph is traced by AOTAutograd and lowered by Inductor; outside it the program sees no GPU. Nothing is launched.
+`lowering` is active only while a graph is traced by AOTAutograd and lowered by Inductor; outside it the
+program sees no GPU. Nothing is launched.
 """
 
 from __future__ import annotations
@@ -24,8 +25,11 @@ from cftdiag.target.devices import DEVICES, Device
 from cftdiag.target.errors import TargetUnavailable
 from cftdiag.target.patches import Patch, applied, clear_caches
 
-#: torch's static launcher keeps no cubin, which is what is read here. Its setting has another name in some releases.
-STATIC_LAUNCHER: Mapping[str, Any] = {n: False for n in ("use_static_cuda_launcher", "use_static_triton_launcher") if hasattr(config, n)}
+#: torch's static launcher keeps no cubin, which is what is read here. Its setting has another name in some
+#: releases.
+STATIC_LAUNCHER: Mapping[str, Any] = {
+    n: False for n in ("use_static_cuda_launcher", "use_static_triton_launcher") if hasattr(config, n)
+}
 
 #: What cannot be decided without the device is settled here; `lowering.assumptions` says so.
 SETTINGS: Mapping[str, Any] = {
@@ -145,7 +149,9 @@ def _fold_on_cpu(fold: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _answers(spec: Device) -> dict[str, Any]:
-    """Functions of ``torch.cuda`` that are asked while tracing and lowering, those of them that this torch has."""
+    """Functions of ``torch.cuda`` that are asked while tracing and lowering, those of them that this torch
+    has.
+    """
 
     def yes(including_emulation: bool = True) -> bool:
         return True
@@ -180,17 +186,36 @@ def patches(spec: Device, on_code: Callable[[Any, str], None] | None = None) -> 
     return [
         *(Patch(point=f"torch.cuda:{name}", new=value) for name, value in _answers(spec).items()),
         Patch(point="torch.version:cuda", new=torch.version.cuda or "13.0"),
-        Patch(point="torch._subclasses.fake_tensor:FakeTensorMode.avoid_device_init", new=property(lambda self: True)),
+        Patch(
+            point="torch._subclasses.fake_tensor:FakeTensorMode.avoid_device_init",
+            new=property(lambda self: True),
+        ),
         # torch 2.11 puts a tensor on a device that says it is available
-        Patch(point="torch._subclasses.fake_tensor:init_gpu_context", new=lambda device: None, required=False),
-        Patch(point="torch._inductor.graph:GraphLowering._compile_to_module", new=keep_code(on_code), parameters=("self",)),
+        Patch(
+            point="torch._subclasses.fake_tensor:init_gpu_context", new=lambda device: None, required=False
+        ),
+        Patch(
+            point="torch._inductor.graph:GraphLowering._compile_to_module",
+            new=keep_code(on_code),
+            parameters=("self",),
+        ),
         # it hashes the whole of Triton, for caches that are off
-        Patch(point="torch._inductor.codecache:CacheBase.get_system", new=staticmethod(lambda: system), required=False),
+        Patch(
+            point="torch._inductor.codecache:CacheBase.get_system",
+            new=staticmethod(lambda: system),
+            required=False,
+        ),
         Patch(point="torch._inductor.utils:get_gpu_dram_gbps", new=lambda: spec.dram_gbps),
-        Patch(point="torch._inductor.constant_folding:ConstantFolder.run", new=_fold_on_cpu(ConstantFolder.run), parameters=("self",)),
+        Patch(
+            point="torch._inductor.constant_folding:ConstantFolder.run",
+            new=_fold_on_cpu(ConstantFolder.run),
+            parameters=("self",),
+        ),
         Patch(point="torch._inductor.runtime.triton_helpers:set_driver_to_gpu", new=lambda: None),
         # the repro text of every graph would ask nvcc for its version
-        Patch(point="torch._dynamo.repro.after_aot:_cuda_system_info_comment", new=lambda: "", required=False),
+        Patch(
+            point="torch._dynamo.repro.after_aot:_cuda_system_info_comment", new=lambda: "", required=False
+        ),
     ]
 
 
@@ -211,7 +236,11 @@ def why_not() -> str | None:
 
 
 @contextlib.contextmanager
-def lowering(name: str, on_code: Callable[[Any, str], None] | None = None, inductor_config: Mapping[str, Any] | None = None) -> Iterator[Device]:
+def lowering(
+    name: str,
+    on_code: Callable[[Any, str], None] | None = None,
+    inductor_config: Mapping[str, Any] | None = None,
+) -> Iterator[Device]:
     """Active only while a graph is traced and lowered for the device ``name``; yields the device."""
     spec = DEVICES[name]
     missing = why_not()
@@ -225,7 +254,11 @@ def lowering(name: str, on_code: Callable[[Any, str], None] | None = None, induc
         enter(applied(name, patches(spec, on_code)))
         enter(sdpa.as_on(spec))
         device_interface.get_interface_for_device("cuda")  # fills the table
-        enter(mock.patch.dict(device_interface.device_interfaces, dict.fromkeys(("cuda", "cuda:0"), _interface(spec))))
+        enter(
+            mock.patch.dict(
+                device_interface.device_interfaces, dict.fromkeys(("cuda", "cuda:0"), _interface(spec))
+            )
+        )
         driver = triton.runtime.driver
         enter(mock.patch.object(driver, "_active", driver._active))
         driver.set_active(TritonDriver(spec))

@@ -2,23 +2,30 @@
 
 Sources of the figures, all dense (without sparsity) and for the SXM boards. Vendor's own:
 
-* A100: NVIDIA A100 Tensor Core GPU datasheet (80 GB SXM: 2039 GB/s; FP32 19.5, BF16 312, FP64 9.7 TFLOPS); NVIDIA A100 Tensor Core GPU Architecture
+* A100: NVIDIA A100 Tensor Core GPU datasheet (80 GB SXM: 2039 GB/s; FP32 19.5, BF16 312, FP64 9.7 TFLOPS);
+  NVIDIA A100 Tensor Core GPU Architecture
   whitepaper (GA100: 108 SMs, 40 MB of L2, boost clock 1410 MHz).
-* H100: NVIDIA H100 Tensor Core GPU datasheet (SXM: 80 GB, 3.35 TB/s; FP32 67, BF16 989.5, FP64 34 TFLOPS); NVIDIA H100 Tensor Core GPU
+* H100: NVIDIA H100 Tensor Core GPU datasheet (SXM: 80 GB, 3.35 TB/s; FP32 67, BF16 989.5, FP64 34 TFLOPS);
+  NVIDIA H100 Tensor Core GPU
   Architecture whitepaper (GH100: 132 SMs, 50 MB of L2).
-* H200: NVIDIA H200 Tensor Core GPU datasheet (SXM: 141 GB, 4.8 TB/s; arithmetic as the H100, whose GH100 die it has).
-* B200: NVIDIA Blackwell datasheet, HGX B200, individual GPU (180 GB, 7.7 TB/s; FP32 75, BF16 2250 = 4500 with sparsity / 2, FP64 37 TFLOPS; earlier
+* H200: NVIDIA H200 Tensor Core GPU datasheet (SXM: 141 GB, 4.8 TB/s; arithmetic as the H100, whose GH100 die
+  it has).
+* B200: NVIDIA Blackwell datasheet, HGX B200, individual GPU (180 GB, 7.7 TB/s; FP32 75, BF16 2250 = 4500 with
+  sparsity / 2, FP64 37 TFLOPS; earlier
   editions said 8 TB/s, 80 and 40); NVIDIA Blackwell Tuning Guide, section 1.4.2.2 (126 MB of L2) and 1.4.2.3 (228 KB of shared memory an SM).
-* Shared memory, registers and threads: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability" (8.0: 163 KB a block and
+* Shared memory, registers and threads: CUDA C++ Programming Guide, "Technical Specifications per Compute
+  Capability" (8.0: 163 KB a block and
   164 KB an SM; 9.0 and 10.0: 227 KB and 228 KB; 64 K registers and 2048 threads an SM everywhere).
 
 Secondary:
 
-* Memory and L2 of the H200 (143156 MiB, 60 MB) and memory and SMs of the B200 (182642 MiB, 148) as ``torch.cuda.get_device_properties()`` prints
+* Memory and L2 of the H200 (143156 MiB, 60 MB) and memory and SMs of the B200 (182642 MiB, 148) as
+  ``torch.cuda.get_device_properties()`` prints
   them in published logs of such machines; `make gpu` would show another value.
 * Boost clocks of the H100, H200 and B200 (1980 MHz) follow from FP32 TFLOPS / (SMs * 128 lanes * 2).
 
-Inductor's decisions that put guards on shapes depend on none of the bandwidths or rates; the roofline bound does.
+Inductor's decisions that put guards on shapes depend on none of the bandwidths or rates; the roofline bound
+does.
 """
 
 from __future__ import annotations
@@ -31,7 +38,9 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Device:
-    """One CUDA device; attribute names are those of ``torch.cuda.get_device_properties()``, sizes in bytes, ``clock_rate`` in kHz."""
+    """One CUDA device; attribute names are those of ``torch.cuda.get_device_properties()``, sizes in bytes,
+    ``clock_rate`` in kHz.
+    """
 
     name: str
     major: int

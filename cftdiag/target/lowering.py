@@ -1,6 +1,8 @@
-"""torch.compile backends of depth ``codegen``: Inductor lowers each graph for a target, the graph itself runs fast-forwarded on the CPU.
+"""torch.compile backends of depth ``codegen``: Inductor lowers each graph for a target, the graph itself runs
+fast-forwarded on the CPU.
 
-The graph that runs is the one that AOTAutograd hands to Inductor's inner compiler, copied before Inductor's own passes rewrite it.
+The graph that runs is the one that AOTAutograd hands to Inductor's inner compiler, copied before Inductor's
+own passes rewrite it.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from typing import Any
 import torch
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
-from cftdiag.check.fastforward import Graph, boxed, copied
+from cftdiag.fastforward import Graph, boxed, copied
 from cftdiag.target import cpu, cuda, native, patches, rng, sdpa
 from cftdiag.target.collect import Collector, Lowered
 from cftdiag.target.devices import device
@@ -23,12 +25,18 @@ from cftdiag.target.retarget import CpuGraph, to_cuda
 Backend = Callable[[torch.fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
 
-def backend(name: str, *, inductor_config: Mapping[str, Any] | None = None, on_graph: Callable[[Lowered], None] | None = None) -> Backend:
+def backend(
+    name: str,
+    *,
+    inductor_config: Mapping[str, Any] | None = None,
+    on_graph: Callable[[Lowered], None] | None = None,
+) -> Backend:
     """A torch.compile backend that lowers for the target ``name`` and computes (almost) nothing.
 
-    ``inductor_config`` holds names of ``torch._inductor.config``; what only a device can decide (autotuning, padding of products, caches) is left
-    out whatever it says. ``on_graph`` is called with a :class:`Lowered` for every graph, forward and backward. Raises ``ValueError`` for an unknown
-    target and :class:`~cftdiag.target.errors.TargetUnavailable` where this torch or machine lacks something.
+    ``inductor_config`` holds names of ``torch._inductor.config``; what only a device can decide (autotuning,
+    padding of products, caches) is left out whatever it says. ``on_graph`` is called with a :class:`Lowered`
+    for every graph, forward and backward. Raises ``ValueError`` for an unknown target and
+    :class:`~cftdiag.target.errors.TargetUnavailable` where this torch or machine lacks something.
     """
     spec = device(name)
     check_available(name)
@@ -43,7 +51,11 @@ def backend(name: str, *, inductor_config: Mapping[str, Any] | None = None, on_g
             return
         on_code = collector.on_code if collector else None
         with contextlib.ExitStack() as stack:
-            stack.enter_context(cpu.lowering(on_code, inductor_config) if spec is None else cuda.lowering(name, on_code, inductor_config))
+            stack.enter_context(
+                cpu.lowering(on_code, inductor_config)
+                if spec is None
+                else cuda.lowering(name, on_code, inductor_config)
+            )
             if collector:
                 stack.enter_context(collector.watching())
             active = True
@@ -79,14 +91,18 @@ def backend(name: str, *, inductor_config: Mapping[str, Any] | None = None, on_g
 
 
 def check_available(name: str) -> None:
-    """Raise :class:`TargetUnavailable` when a point that lowering for ``name`` relies on is missing; ``ValueError`` for an unknown target."""
+    """Raise :class:`TargetUnavailable` when a point that lowering for ``name`` relies on is missing;
+    ``ValueError`` for an unknown target.
+    """
     for _, found, detail in probe(name):
         if not found:
             raise TargetUnavailable(name, detail)
 
 
 def probe(name: str) -> list[tuple[str, bool, str]]:
-    """(patch point, found, detail) of everything that lowering for ``name`` relies on; ``ValueError`` for an unknown target."""
+    """(patch point, found, detail) of everything that lowering for ``name`` relies on; ``ValueError`` for an
+    unknown target.
+    """
     spec = device(name)
     if spec is None:
         return patches.probe(cpu.patches())
@@ -96,7 +112,9 @@ def probe(name: str) -> list[tuple[str, bool, str]]:
 
 
 def assumptions(name: str) -> list[str]:
-    """What stays undetermined for the target ``name``, and what was assumed in its place so far in this process."""
+    """What stays undetermined for the target ``name``, and what was assumed in its place so far in this
+    process.
+    """
     spec = device(name)
     if spec is None:
         return [

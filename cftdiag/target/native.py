@@ -29,7 +29,9 @@ class StubUnavailable(RuntimeError):
 
 
 def cache_folder() -> Path:
-    """Per-user folder of the built stub: ``$CFTDIAG_CACHE_DIR``, else ``$XDG_CACHE_HOME/cftdiag``, else ``~/.cache/cftdiag``."""
+    """Per-user folder of the built stub: ``$CFTDIAG_CACHE_DIR``, else ``$XDG_CACHE_HOME/cftdiag``, else
+    ``~/.cache/cftdiag``.
+    """
     chosen = os.environ.get("CFTDIAG_CACHE_DIR")
     if chosen:
         return Path(chosen)
@@ -37,16 +39,27 @@ def cache_folder() -> Path:
 
 
 def build_key() -> str:
-    """Names one torch build and one version of the source: its version, git revision, CUDA release and C++ library flavour."""
-    parts = (torch.__version__, str(torch.version.git_version), str(torch.version.cuda), str(torch.compiled_with_cxx11_abi()))
-    return hashlib.sha256("\n".join((*parts, platform.machine(), SOURCE.read_text())).encode()).hexdigest()[:16]
+    """Names one torch build and one version of the source: its version, git revision, CUDA release and C++
+    library flavour.
+    """
+    parts = (
+        torch.__version__,
+        str(torch.version.git_version),
+        str(torch.version.cuda),
+        str(torch.compiled_with_cxx11_abi()),
+    )
+    return hashlib.sha256("\n".join((*parts, platform.machine(), SOURCE.read_text())).encode()).hexdigest()[
+        :16
+    ]
 
 
 def build(target: Path) -> None:
     """Compile the stub against this torch's own headers."""
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
-        raise StubUnavailable("no C++ compiler (g++ or clang++) to build the device stub with; install one, or use --target cpu")
+        raise StubUnavailable(
+            "no C++ compiler (g++ or clang++) to build the device stub with; install one, or use --target cpu"
+        )
     root = Path(torch.__file__).parent
     command = [
         compiler, "-std=c++20", "-O1", "-shared", "-fPIC", f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
@@ -58,11 +71,15 @@ def build(target: Path) -> None:
         raise StubUnavailable(f"the device stub could not be compiled ({error})") from error
     if done.returncode:
         first = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr[:200])
-        raise StubUnavailable(f"the device stub does not compile against torch {torch.__version__} ({first.strip()})")
+        raise StubUnavailable(
+            f"the device stub does not compile against torch {torch.__version__} ({first.strip()})"
+        )
 
 
 def table_size(library: Path) -> int | None:
-    """Entries of the interface's virtual table in a shared library by its symbol table (two header words left out), None where unknown."""
+    """Entries of the interface's virtual table in a shared library by its symbol table (two header words left
+    out), None where unknown.
+    """
     tool = shutil.which("readelf")
     if tool is None or not library.exists():
         return None
@@ -91,7 +108,9 @@ def library() -> ctypes.CDLL:
                     build(made)
                     made.rename(path)  # whole or not at all
     except OSError as error:
-        raise StubUnavailable(f"no place for the device stub ({error}); set CFTDIAG_CACHE_DIR to a writable folder") from error
+        raise StubUnavailable(
+            f"no place for the device stub ({error}); set CFTDIAG_CACHE_DIR to a writable folder"
+        ) from error
     loaded = ctypes.CDLL(str(path))
     loaded.interface_slots.restype = ctypes.c_size_t
     check_layout(loaded)
@@ -103,7 +122,9 @@ def check_layout(loaded: ctypes.CDLL) -> None:
     slots = int(loaded.interface_slots())
     core = table_size(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")
     if core is not None and core != slots:
-        raise StubUnavailable(f"torch {torch.__version__} has {core} CUDA hooks, its headers say {slots}; reinstall torch, or use --target cpu")
+        raise StubUnavailable(
+            f"torch {torch.__version__} has {core} CUDA hooks, its headers say {slots}; reinstall torch, or use --target cpu"
+        )
 
 
 @contextlib.contextmanager
@@ -111,7 +132,9 @@ def switched_on() -> Iterator[None]:
     """Inside the block, tracing sees a CUDA device that nothing can be launched on. Nestable."""
     global _depth
     if library().fake_cuda(1):
-        raise StubUnavailable(f"torch {torch.__version__} has CUDA hooks of an unknown layout; nothing was changed; use --target cpu")
+        raise StubUnavailable(
+            f"torch {torch.__version__} has CUDA hooks of an unknown layout; nothing was changed; use --target cpu"
+        )
     _depth += 1
     try:
         yield

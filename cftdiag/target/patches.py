@@ -1,4 +1,6 @@
-"""Patch points: what of torch is replaced while a graph is lowered, each one probed first and put back afterwards."""
+"""Patch points: what of torch is replaced while a graph is lowered, each one probed first and put back
+afterwards.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,9 @@ def probe(patches: Sequence[Patch]) -> list[tuple[str, bool, str]]:
 
 @contextlib.contextmanager
 def applied(target: str, patches: Sequence[Patch]) -> Iterator[None]:
-    """All patches in place inside the block; raises :class:`TargetUnavailable` and changes nothing when a required point is missing."""
+    """All patches in place inside the block; raises :class:`TargetUnavailable` and changes nothing when a
+    required point is missing.
+    """
     found = []
     for patch in patches:
         try:

@@ -1,4 +1,6 @@
-"""The device that is here: the same reading, of what Inductor really compiles and Triton's autotuning really picks."""
+"""The device that is here: the same reading, of what Inductor really compiles and Triton's autotuning really
+picks.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ from cftdiag.target.devices import DEVICES, Device
 
 
 def present() -> Device:
-    """The first CUDA device of this machine: sizes as it reports them, rates from the table where it is in it, else as torch estimates them."""
+    """The first CUDA device of this machine: sizes as it reports them, rates from the table where it is in
+    it, else as torch estimates them.
+    """
     found = torch.cuda.get_device_properties(0)
     sizes = {f.name: getattr(found, f.name) for f in dataclasses.fields(Device) if hasattr(found, f.name)}
     known = next((d for name, d in DEVICES.items() if name in found.name.lower()), None)
@@ -31,7 +35,11 @@ def present() -> Device:
     sizes.setdefault("shared_memory_per_multiprocessor", shared + 1024)
     sizes.setdefault("clock_rate", 0)
     return Device(
-        **sizes, dram_gbps=float(get_gpu_dram_gbps()), fp32_tflops=fp32, bf16_tflops=float(get_device_tflops(torch.bfloat16)), fp64_tflops=fp32 / 2
+        **sizes,
+        dram_gbps=float(get_gpu_dram_gbps()),
+        fp32_tflops=fp32,
+        bf16_tflops=float(get_device_tflops(torch.bfloat16)),
+        fp64_tflops=fp32 / 2,
     )
 
 
@@ -50,7 +58,9 @@ class Reader:
 
     @contextlib.contextmanager
     def reading(self, collector: Collector) -> Iterator[None]:
-        """Inside the block every graph that Inductor compiles goes to ``collector``; caches are off, so that none is missed."""
+        """Inside the block every graph that Inductor compiles goes to ``collector``; caches are off, so that
+        none is missed.
+        """
         generate, build = GraphLowering.codegen, GraphLowering._compile_to_module
         texts: dict[int, str] = {}
 
@@ -73,10 +83,16 @@ class Reader:
             yield
 
     def winners(self, index: int) -> Mapping[str, Mapping[str, int]]:
-        """Kernel -> settings of the configuration that autotuning has picked, for the kernels of graph ``index`` that have run."""
+        """Kernel -> settings of the configuration that autotuning has picked, for the kernels of graph
+        ``index`` that have run.
+        """
         found = {}
         for name, tuner in vars(self.modules[index]).items():
             if isinstance(tuner, CachingAutotuner) and len(getattr(tuner, "launchers", ())) == 1:
                 picked = tuner.launchers[0].config
-                found[name] = {**picked.kwargs, "num_warps": picked.num_warps, "num_stages": picked.num_stages}
+                found[name] = {
+                    **picked.kwargs,
+                    "num_warps": picked.num_warps,
+                    "num_stages": picked.num_stages,
+                }
         return found

@@ -11,17 +11,23 @@ from cftdiag.findings import Where
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Kernel:
-    """One launch of a generated kernel. Bytes, FLOPs and element counts are for the sizes that the graph was traced with."""
+    """One launch of a generated kernel. Bytes, FLOPs and element counts are for the sizes that the graph was
+    traced with.
+    """
 
     name: str
     category: str
-    """``pointwise``, ``reduction``, ``persistent_reduction``, ``foreach``, ``template``, or ``cpp`` for the CPU target."""
+    """``pointwise``, ``reduction``, ``persistent_reduction``, ``foreach``, ``template``, or ``cpp`` for the
+    CPU target.
+    """
     source: str
     """The Python module with the Triton function, or the C++ text."""
     aten: tuple[str, ...]
     """ATen operators fused in it, in the graph's order."""
     lines: tuple[Where, ...]
-    """Lines of the model that it computes, the innermost outside torch; for a backward kernel those of the forward."""
+    """Lines of the model that it computes, the innermost outside torch; for a backward kernel those of the
+    forward.
+    """
     numels: Mapping[str, tuple[str, int]]
     """Iteration dimension (``xnumel``, ``r0_numel``) -> (symbolic size, size)."""
     reads: Mapping[str, int]
@@ -76,7 +82,9 @@ class Lowered:
     items: tuple[Where, ...]
     """Lines whose ``.item()`` is part of the graph: the device is waited for there."""
     peak_bytes: int | None
-    """Inductor's own estimate of the peak of the graph's buffers, inputs included; None where this torch has none."""
+    """Inductor's own estimate of the peak of the graph's buffers, inputs included; None where this torch has
+    none.
+    """
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready dict; the code is left out."""

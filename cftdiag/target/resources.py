@@ -1,4 +1,6 @@
-"""Compiles generated Triton kernels for an offline device, all their configurations, and reads what they need. Launches nothing."""
+"""Compiles generated Triton kernels for an offline device, all their configurations, and reads what they
+need. Launches nothing.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,8 @@ _DONE: dict[tuple[str, str], Compiled] = {}
 
 
 def compile_all(target: str, kernels: Iterable[Kernel]) -> dict[str, Compiled]:
-    """Source of each Triton kernel -> what it needs on ``target`` (``cuda``: the device here); each source is compiled once a process.
+    """Source of each Triton kernel -> what it needs on ``target`` (``cuda``: the device here); each source is
+    compiled once a process.
 
     Disassembly, which is a tool's start-up time, overlaps with the next compile.
     """
@@ -68,7 +71,9 @@ def _key(target: str, source: str) -> tuple[str, str]:
     return target, hashlib.sha256(source.encode()).hexdigest()
 
 
-def _start(source: str, pool: ThreadPoolExecutor) -> tuple[CachingAutotuner, list[tuple[Any, Any, Future[sass.Usage]]]]:
+def _start(
+    source: str, pool: ThreadPoolExecutor
+) -> tuple[CachingAutotuner, list[tuple[Any, Any, Future[sass.Usage]]]]:
     module = PyCodeCache.load(source)
     tuner = next(value for value in vars(module).values() if isinstance(value, CachingAutotuner))
     parts = []
@@ -78,16 +83,26 @@ def _start(source: str, pool: ThreadPoolExecutor) -> tuple[CachingAutotuner, lis
     return tuner, parts
 
 
-def _compiled(tuner: CachingAutotuner, parts: list[tuple[Any, Any, Future[sass.Usage]]], spec: Device) -> Compiled:
+def _compiled(
+    tuner: CachingAutotuner, parts: list[tuple[Any, Any, Future[sass.Usage]]], spec: Device
+) -> Compiled:
     signature: Mapping[str, str] = tuner.triton_meta["signature"]
     names = list(signature)
     promised = tuner.triton_meta["configs"][0]
-    aligned = tuple(names[index[0]] for index, facts in promised.items() if ["tt.divisibility", 16] in [list(f) for f in facts])
+    aligned = tuple(
+        names[index[0]]
+        for index, facts in promised.items()
+        if ["tt.divisibility", 16] in [list(f) for f in facts]
+    )
     rest = tuple(n for n in names if n not in aligned and signature[n] != "constexpr")
     configurations = []
     for configuration, metadata, future in parts:
         usage = future.result()
-        settings = {**configuration.kwargs, "num_warps": metadata.num_warps, "num_stages": metadata.num_stages}
+        settings = {
+            **configuration.kwargs,
+            "num_warps": metadata.num_warps,
+            "num_stages": metadata.num_stages,
+        }
         shared = max(metadata.shared, usage.static_shared)
         configurations.append(
             Configuration(

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map
 
-from cftdiag.check.fastforward import Graph
+from cftdiag.fastforward import Graph
 
 _HERE = ("cpu", "cpu:0")
 
@@ -21,9 +21,11 @@ class CpuGraph(Graph):
 
 
 def to_cuda(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> tuple[torch.fx.GraphModule, list[Any]]:
-    """The same graph with its inputs replaced by fake CUDA tensors that share Dynamo's symbolic sizes; ``gm`` itself is left as it is.
+    """The same graph with its inputs replaced by fake CUDA tensors that share Dynamo's symbolic sizes; ``gm``
+    itself is left as it is.
 
-    0-d inputs that need no gradient stay on the CPU: in a real run they are made there (sizes, schedules, the step).
+    0-d inputs that need no gradient stay on the CPU: in a real run they are made there (sizes, schedules, the
+    step).
     """
     fakes = [n.meta.get("example_value") for n in gm.graph.nodes if n.op == "placeholder"]
     context = torch._guards.TracingContext.try_get()
@@ -58,7 +60,11 @@ def _module(gm: torch.fx.GraphModule, mode: Any) -> torch.fx.GraphModule:
                 setattr(made, n.target, _module(found, mode))
             elif isinstance(found, torch.Tensor) and found.dim() and found.device.type == "cpu":
                 with mode, torch.no_grad():
-                    setattr(made, n.target, torch.empty_strided(found.shape, found.stride(), dtype=found.dtype, device="cuda"))
+                    setattr(
+                        made,
+                        n.target,
+                        torch.empty_strided(found.shape, found.stride(), dtype=found.dtype, device="cuda"),
+                    )
     made.recompile()
     return made
 

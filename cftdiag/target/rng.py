@@ -1,4 +1,6 @@
-"""Activation checkpointing recomputes random operators from the default generator of the device; a stand-in, for a device that is not there."""
+"""Activation checkpointing recomputes random operators from the default generator of the device; a stand-in,
+for a device that is not there.
+"""
 
 from __future__ import annotations
 
@@ -34,6 +36,8 @@ def answers() -> dict[str, Any]:
 
 @contextlib.contextmanager
 def available() -> Iterator[None]:
-    """The generator is there inside the block; needed when a compiled region with recomputed random operators runs for the first time."""
+    """The generator is there inside the block; needed when a compiled region with recomputed random operators
+    runs for the first time.
+    """
     with mock.patch.multiple(torch.cuda, **answers()):
         yield

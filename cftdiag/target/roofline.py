@@ -1,8 +1,9 @@
-"""Bounds of a kernel on a device: how long it must take at least, and how many of its warps fit on a multiprocessor. Torch-free.
+"""Bounds of a kernel on a device: how long it must take at least, and how many of its warps fit on a
+multiprocessor. Torch-free.
 
-Roofline after Williams, Waterman, Patterson, "Roofline: An Insightful Visual Performance Model for Multicore Architectures" (CACM 2009); occupancy
-by the allocation rules of the CUDA Occupancy Calculator (registers in units of 256 a warp, 1 KB of shared memory a block for the system from
-compute capability 8.0 on).
+Roofline after Williams, Waterman, Patterson, "Roofline: An Insightful Visual Performance Model for Multicore
+Architectures" (CACM 2009); occupancy by the allocation rules of the CUDA Occupancy Calculator (registers in
+units of 256 a warp, 1 KB of shared memory a block for the system from compute capability 8.0 on).
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ def ridge(spec: Device, *, tensor_cores: bool = False) -> float:
 
 
 def occupancy(spec: Device, *, registers: int, shared: int, warps: int) -> float:
-    """Share of a multiprocessor's warps that can be resident, 0 to 1; ``registers`` per thread, ``shared`` bytes per block, ``warps`` per block."""
+    """Share of a multiprocessor's warps that can be resident, 0 to 1; ``registers`` per thread, ``shared``
+    bytes per block, ``warps`` per block.
+    """
     per_warp = -(-registers * spec.warp_size // _REGISTER_UNIT) * _REGISTER_UNIT
     max_warps = spec.max_threads_per_multi_processor // spec.warp_size
     limits = [_MAX_BLOCKS, max_warps // warps]

@@ -1,4 +1,6 @@
-"""What a compiled kernel needs and how it touches memory, read from its cubin by NVIDIA's own tools, which Triton ships. Torch-free."""
+"""What a compiled kernel needs and how it touches memory, read from its cubin by NVIDIA's own tools, which
+Triton ships. Torch-free.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +15,18 @@ from pathlib import Path
 
 _USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
 _ACCESS = re.compile(r"\b(LDG|STG|LDL|STL)((?:\.\w+)*)")
-#: Double precision in Volta to Blackwell code: add, multiply, fused multiply-add, compare, minimum, conversions.
-_FP64 = re.compile(r"\b(?:DADD|DMUL|DFMA|DSETP|DMNMX|F2F\.F64\.\w+|F2F\.\w+\.F64|I2F\.F64\w*|MUFU\.\w+64H?)\b")
+#: Double precision in Volta to Blackwell code: add, multiply, fused multiply-add, compare, minimum,
+#: conversions.
+_FP64 = re.compile(
+    r"\b(?:DADD|DMUL|DFMA|DSETP|DMNMX|F2F\.F64\.\w+|F2F\.\w+\.F64|I2F\.F64\w*|MUFU\.\w+64H?)\b"
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Usage:
-    """Figures of one cubin. ``loads`` and ``stores`` map bits per thread of a global access to the number of such instructions."""
+    """Figures of one cubin. ``loads`` and ``stores`` map bits per thread of a global access to the number of
+    such instructions.
+    """
 
     registers: int
     """Per thread."""
@@ -50,7 +57,10 @@ def tools() -> Path:
 
 
 def bits(suffix: str) -> int:
-    """Width of an access from its instruction's modifiers: ``.E.EF.128`` -> 128, ``.E.U16`` -> 16, none of them -> 32."""
+    """Width of an access from its instruction's modifiers: ``.E.EF.128`` -> 128, ``.E.U16`` -> 16, none of
+    them
+    -> 32.
+    """
     for part in reversed(suffix.split(".")):
         if part in ("256", "128", "64"):
             return int(part)
@@ -62,7 +72,9 @@ def bits(suffix: str) -> int:
 
 
 def parse(usage: str, code: str) -> Usage:
-    """Figures from the text of ``cuobjdump -res-usage`` and ``nvdisasm -c``; ``ValueError`` when the first names no registers."""
+    """Figures from the text of ``cuobjdump -res-usage`` and ``nvdisasm -c``; ``ValueError`` when the first
+    names no registers.
+    """
     found = _USAGE.search(usage)
     if found is None:
         raise ValueError(f"cuobjdump printed no resource usage: {usage.strip()[:200]!r}")
@@ -87,7 +99,9 @@ def read(cubin: bytes) -> Usage:
         file.write(cubin)
         file.flush()
         usage, code = (
-            subprocess.run([str(tools() / tool), option, file.name], capture_output=True, text=True, timeout=120).stdout
+            subprocess.run(
+                [str(tools() / tool), option, file.name], capture_output=True, text=True, timeout=120
+            ).stdout
             for tool, option in (("cuobjdump", "-res-usage"), ("nvdisasm", "-c"))
         )
     return parse(usage, code)

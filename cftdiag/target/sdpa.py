@@ -1,8 +1,10 @@
-"""Which attention kernel torch would choose on a CUDA device, by the rules of ``sdp_utils.cpp`` (torch 2.11 and later), for dense inputs.
+"""Which attention kernel torch would choose on a CUDA device, by the rules of ``sdp_utils.cpp`` (torch 2.11
+and later), for dense inputs.
 
-A build without CUDA decomposes attention to plain matrix products, and a CUDA build without a device cannot ask the device for its capability, so
-the choice is made here from the table. Order on compute capability 9 and 10: cuDNN, flash, efficient, math; elsewhere flash, efficient, math.
-Sizes are compared as torch compares them, so that the guards of the choice are there too. Nested tensors and the FA3/FP8 switches are left out.
+A build without CUDA decomposes attention to plain matrix products, and a CUDA build without a device cannot
+ask the device for its capability, so the choice is made here from the table. Order on compute capability 9
+and 10: cuDNN, flash, efficient, math; elsewhere flash, efficient, math. Sizes are compared as torch compares
+them, so that the guards of the choice are there too. Nested tensors and the FA3/FP8 switches are left out.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ _HALF = (torch.float16, torch.bfloat16)
 CUDNN_PREFERRED_FROM = 91501
 #: Version to assume where no cuDNN is installed, as ``torch.backends.cudnn.version()`` writes it.
 CUDNN_VARIABLE = "CFTDIAG_TARGET_CUDNN"
-#: cuDNN attention takes head dimensions above 128 only with a version and a frontend that are not known offline.
+#: cuDNN attention takes head dimensions above 128 only with a version and a frontend that are not known
+#: offline.
 _CUDNN_HEAD_DIM = 128
 
 #: (kernel, why not a faster one) -> times, in this process.
@@ -35,7 +38,8 @@ CHOICES: collections.Counter[tuple[str, str]] = collections.Counter()
 def cudnn_version() -> int:
     """The version asked for, else the installed one, else 0: unknown.
 
-    With an unknown version cuDNN is not assumed: flash attention's guards are those of cuDNN's and more, so nothing is missed.
+    With an unknown version cuDNN is not assumed: flash attention's guards are those of cuDNN's and more, so
+    nothing is missed.
     """
     asked = os.environ.get(CUDNN_VARIABLE, "")
     if asked.isdigit():
@@ -44,8 +48,14 @@ def cudnn_version() -> int:
 
 
 def order(spec: Device) -> tuple[str, ...]:
-    """Kernels in the order in which torch tries them on this device; honours torch's own ``TORCH_CUDNN_SDPA_DEPRIORITIZED``."""
-    preferred = os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") != "1" and cudnn_version() >= CUDNN_PREFERRED_FROM and spec.major in (9, 10)
+    """Kernels in the order in which torch tries them on this device; honours torch's own
+    ``TORCH_CUDNN_SDPA_DEPRIORITIZED``.
+    """
+    preferred = (
+        os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") != "1"
+        and cudnn_version() >= CUDNN_PREFERRED_FROM
+        and spec.major in (9, 10)
+    )
     return ("cudnn", "flash", "efficient", "math") if preferred else ("flash", "efficient", "math")
 
 
@@ -54,7 +64,11 @@ def _common(q: Any, k: Any, v: Any, enable_gqa: bool) -> str | None:
         return "inputs are not 4-dimensional"
     if not q.shape[0] == k.shape[0] == v.shape[0]:
         return "batch sizes differ"
-    heads = q.shape[1] % k.shape[1] == 0 and k.shape[1] == v.shape[1] if enable_gqa else q.shape[1] == k.shape[1] == v.shape[1]
+    heads = (
+        q.shape[1] % k.shape[1] == 0 and k.shape[1] == v.shape[1]
+        if enable_gqa
+        else q.shape[1] == k.shape[1] == v.shape[1]
+    )
     if not heads:
         return "numbers of heads differ"
     if not (q.stride(-1) == 1 and k.stride(-1) == 1 and v.stride(-1) == 1):
@@ -62,13 +76,18 @@ def _common(q: Any, k: Any, v: Any, enable_gqa: bool) -> str | None:
     return None
 
 
-def why_not_cudnn(q: Any, k: Any, v: Any, mask: Any, dropout: float, causal: bool, enable_gqa: bool) -> str | None:
+def why_not_cudnn(
+    q: Any, k: Any, v: Any, mask: Any, dropout: float, causal: bool, enable_gqa: bool
+) -> str | None:
     """Reason why cuDNN's kernel does not take this call, None when it does."""
     if not torch.backends.cuda.cudnn_sdp_enabled():
         return "disabled by torch.backends.cuda.enable_cudnn_sdp"
     if q.dtype not in _HALF:
         return f"dtype {str(q.dtype).removeprefix('torch.')}"
-    if torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled():
+    if (
+        torch.are_deterministic_algorithms_enabled()
+        and not torch.is_deterministic_algorithms_warn_only_enabled()
+    ):
         return "deterministic algorithms are asked for"
     if mask is not None and mask.requires_grad:
         return "the mask requires grad"
@@ -86,7 +105,9 @@ def why_not_cudnn(q: Any, k: Any, v: Any, mask: Any, dropout: float, causal: boo
     return None if k.shape[2] != 1 else "one key only"
 
 
-def why_not_flash(q: Any, k: Any, v: Any, mask: Any, dropout: float, causal: bool, enable_gqa: bool) -> str | None:
+def why_not_flash(
+    q: Any, k: Any, v: Any, mask: Any, dropout: float, causal: bool, enable_gqa: bool
+) -> str | None:
     """Reason why the flash kernel does not take this call, None when it does."""
     if not torch.backends.cuda.flash_sdp_enabled():
         return "disabled by torch.backends.cuda.enable_flash_sdp"
@@ -101,7 +122,9 @@ def why_not_flash(q: Any, k: Any, v: Any, mask: Any, dropout: float, causal: boo
     return _common(q, k, v, enable_gqa)
 
 
-def why_not_efficient(q: Any, k: Any, v: Any, mask: Any, dropout: float, causal: bool, enable_gqa: bool) -> str | None:
+def why_not_efficient(
+    q: Any, k: Any, v: Any, mask: Any, dropout: float, causal: bool, enable_gqa: bool
+) -> str | None:
     """Reason why the memory-efficient kernel does not take this call, None when it does."""
     if not torch.backends.cuda.mem_efficient_sdp_enabled():
         return "disabled by torch.backends.cuda.enable_mem_efficient_sdp"
@@ -113,11 +136,22 @@ def why_not_efficient(q: Any, k: Any, v: Any, mask: Any, dropout: float, causal:
     return _common(q, k, v, enable_gqa)
 
 
-_WHY_NOT: dict[str, Callable[..., str | None]] = {"cudnn": why_not_cudnn, "flash": why_not_flash, "efficient": why_not_efficient}
+_WHY_NOT: dict[str, Callable[..., str | None]] = {
+    "cudnn": why_not_cudnn,
+    "flash": why_not_flash,
+    "efficient": why_not_efficient,
+}
 
 
 def choose(
-    spec: Device, q: Any, k: Any, v: Any, mask: Any = None, dropout: float = 0.0, causal: bool = False, enable_gqa: bool = False
+    spec: Device,
+    q: Any,
+    k: Any,
+    v: Any,
+    mask: Any = None,
+    dropout: float = 0.0,
+    causal: bool = False,
+    enable_gqa: bool = False,
 ) -> tuple[str, str]:
     """(kernel, reasons against the kernels tried before it)."""
     against: list[str] = []
@@ -143,11 +177,23 @@ def _aligned(mask: Any, q: Any, k: Any) -> Any:
     return mask.expand(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
 
 
-def _run(kernel: str, q: Any, k: Any, v: Any, mask: Any, dropout: float, causal: bool, scale: float | None, enable_gqa: bool) -> Any:
+def _run(
+    kernel: str,
+    q: Any,
+    k: Any,
+    v: Any,
+    mask: Any,
+    dropout: float,
+    causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+) -> Any:
     grad = torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v))
     if kernel == "cudnn":
         bias = _additive(mask, q.dtype)
-        return _ATEN._scaled_dot_product_cudnn_attention(q, k, v, bias, grad, dropout, causal, False, scale=scale)[0]
+        return _ATEN._scaled_dot_product_cudnn_attention(
+            q, k, v, bias, grad, dropout, causal, False, scale=scale
+        )[0]
     if kernel == "flash":
         width = q.shape[-1]
         scale = scale if scale is not None else width**-0.5
@@ -160,8 +206,12 @@ def _run(kernel: str, q: Any, k: Any, v: Any, mask: Any, dropout: float, causal:
         if enable_gqa and q.shape[1] != k.shape[1]:
             k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], 1) for t in (k, v))
         bias = None if mask is None else _aligned(mask, q, k)
-        return _ATEN._scaled_dot_product_efficient_attention(q, k, v, bias, grad, dropout, causal, scale=scale)[0]
-    return _ATEN._scaled_dot_product_attention_math(q, k, v, mask, dropout, causal, None, scale=scale, enable_gqa=enable_gqa)[0]
+        return _ATEN._scaled_dot_product_efficient_attention(
+            q, k, v, bias, grad, dropout, causal, scale=scale
+        )[0]
+    return _ATEN._scaled_dot_product_attention_math(
+        q, k, v, mask, dropout, causal, None, scale=scale, enable_gqa=enable_gqa
+    )[0]
 
 
 @contextlib.contextmanager
@@ -169,7 +219,15 @@ def as_on(spec: Device) -> Iterator[None]:
     """Attention on CUDA tensors goes to the kernel of this device inside the block."""
 
     def attention(
-        q: Any, k: Any, v: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False, *, scale: Any = None, enable_gqa: bool = False
+        q: Any,
+        k: Any,
+        v: Any,
+        attn_mask: Any = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        *,
+        scale: Any = None,
+        enable_gqa: bool = False,
     ) -> Any:
         kernel, reason = choose(spec, q, k, v, attn_mask, dropout_p, is_causal, enable_gqa)
         CHOICES[kernel, reason] += 1

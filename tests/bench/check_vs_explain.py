@@ -1,10 +1,12 @@
-"""The check of Qwen3-4B against ``torch._dynamo.explain`` on the same model: whole-process seconds and peak memory, in one run.
+"""The check of Qwen3-4B against ``torch._dynamo.explain`` on the same model: whole-process seconds and peak
+memory, in one run.
 
     python -m tests.bench.check_vs_explain [--runs 3]
 
-The check: 36 blocks, forward and backward (depth joint), four lengths, every pass it needs, no weights. ``explain``: the same model with weights of
-the real size in bfloat16, one length, forward only, which is all that it does. The two are run in turn, so that a slow spell of the machine
-meets both. Ratios are medians over the pairs.
+The check: 36 blocks, forward and backward (depth joint), four lengths, every pass it needs, no weights.
+``explain``: the same model with weights of the real size in bfloat16, one length, forward only, which is all
+that it does. The two are run in turn, so that a slow spell of the machine meets both. Ratios are medians over
+the pairs.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ print("graphs", out.graph_count, "breaks", out.graph_break_count)
 
 
 def tree_rss(pid: int) -> int:
-    """Proportional set size in bytes of a process and its descendants: memory shared by a fork is counted once."""
+    """Proportional set size in bytes of a process and its descendants: memory shared by a fork is counted
+    once.
+    """
     total = 0
     for child in [pid, *_descendants(pid)]:
         try:
@@ -89,11 +93,18 @@ def measure(command: list[str]) -> dict[str, float | str]:
     if process.returncode:
         sys.exit(f"{' '.join(command)[:200]} failed:\n{output[-3000:]}")
     cpu = after.children_user + after.children_system - before.children_user - before.children_system
-    return {"wall_s": wall, "cpu_s": cpu, "peak_gb": peak / 1e9, "last_line": output.strip().splitlines()[-1] if output.strip() else ""}
+    return {
+        "wall_s": wall,
+        "cpu_s": cpu,
+        "peak_gb": peak / 1e9,
+        "last_line": output.strip().splitlines()[-1] if output.strip() else "",
+    }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
@@ -110,8 +121,14 @@ def main() -> None:
                 file=sys.stderr,
                 flush=True,
             )
-    ratios = {key: [float(r["check"][key]) / float(r["explain"][key]) for r in rows] for key in ("wall_s", "cpu_s", "peak_gb")}
-    summary = {k: {"median": round(statistics.median(v), 3), "min": round(min(v), 3), "max": round(max(v), 3)} for k, v in ratios.items()}
+    ratios = {
+        key: [float(r["check"][key]) / float(r["explain"][key]) for r in rows]
+        for key in ("wall_s", "cpu_s", "peak_gb")
+    }
+    summary = {
+        k: {"median": round(statistics.median(v), 3), "min": round(min(v), 3), "max": round(max(v), 3)}
+        for k, v in ratios.items()
+    }
     if options.json:
         print(json.dumps({"model": MODEL, "runs": rows, "check_over_explain": summary}, indent=1))
         return

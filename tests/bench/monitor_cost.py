@@ -1,11 +1,13 @@
-"""What the monitor costs: microseconds a step, percent of compile time, against torch's own logging, in one run.
+"""What the monitor costs: microseconds a step, percent of compile time, against torch's own logging, in one
+run.
 
     python -m tests.bench.monitor_cost [--pairs 40] [--runs 5] [--backend aot_eager]
 
-Steps: one process trains a small compiled model; short stretches with and without the monitor alternate (in the order ABBA, so that a slow spell
-meets both), and the difference within each pair of stretches is taken. The steps are a fraction of a millisecond, so that a constant cost per step
-shows. Compiling: each variant in a fresh process, in turn; the same program with a new length every few steps. Seconds are
-processor seconds of the training process (wall seconds in brackets): other work on the machine does not count.
+Steps: one process trains a small compiled model; short stretches with and without the monitor alternate (in
+the order ABBA, so that a slow spell meets both), and the difference within each pair of stretches is taken.
+The steps are a fraction of a millisecond, so that a constant cost per step shows. Compiling: each variant in
+a fresh process, in turn; the same program with a new length every few steps. Seconds are processor seconds of
+the training process (wall seconds in brackets): other work on the machine does not count.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ VARIANTS = ("plain", "monitor", "monitor --guards", "TORCH_LOGS", "TORCH_TRACE")
 REAL_STEP_S = 0.050
 #: Each is a compile of the blocks, which share their code.
 LENGTHS = tuple(range(32, 32 + 8 * 8, 8))
-#: Times that all of them are compiled, with an empty cache each time: a cache holds at most torch's default limit of 8 entries.
+#: Times that all of them are compiled, with an empty cache each time: a cache holds at most torch's default
+#: limit of 8 entries.
 ROUNDS = 3
 
 
@@ -89,7 +92,10 @@ def steady(backend: str, pairs: int, steps: int) -> dict[str, Any]:
                 found[name].append(stretch() if name == "plain" else watched(directory))
             if i % 4 == 0:
                 found["guards"].append(watched(directory, guards=True))
-    with tempfile.TemporaryDirectory() as directory, Monitor(model, run_dir=directory, quiet=True, warmup_steps=0) as monitor:
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        Monitor(model, run_dir=directory, quiet=True, warmup_steps=0) as monitor,
+    ):
         step(model, optimizer, 8, 8)
         calls, started = 20_000, time.process_time()
         for _ in range(calls):
@@ -112,7 +118,9 @@ def steady(backend: str, pairs: int, steps: int) -> dict[str, Any]:
 
 
 def work(variant: str, backend: str) -> None:
-    """The compile-heavy program, in a process of its own: prints processor and wall seconds and the number of compiles."""
+    """The compile-heavy program, in a process of its own: prints processor and wall seconds and the number of
+    compiles.
+    """
     import contextlib
 
     import torch
@@ -149,17 +157,31 @@ def compiling(backend: str, runs: int) -> dict[str, list[dict[str, float]]]:
                     env["TORCH_LOGS"] = "recompiles,graph_breaks,guards"
                 elif variant == "TORCH_TRACE":
                     env["TORCH_TRACE"] = str(Path(directory) / "trace")
-                command = [sys.executable, "-m", "tests.bench.monitor_cost", "--work", variant, "--backend", backend]
+                command = [
+                    sys.executable,
+                    "-m",
+                    "tests.bench.monitor_cost",
+                    "--work",
+                    variant,
+                    "--backend",
+                    backend,
+                ]
                 done = subprocess.run(command, env=env, capture_output=True, text=True)
                 if done.returncode:
                     sys.exit(f"{variant} failed:\n{done.stderr[-3000:]}")
                 found[variant].append(json.loads(done.stdout.splitlines()[-1]))
-                print(f"run {run + 1} {variant:17} {found[variant][-1]['cpu_s']:.2f} s", file=sys.stderr, flush=True)
+                print(
+                    f"run {run + 1} {variant:17} {found[variant][-1]['cpu_s']:.2f} s",
+                    file=sys.stderr,
+                    flush=True,
+                )
     return found
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--pairs", type=int, default=40, help="pairs of stretches")
     parser.add_argument("--steps", type=int, default=500, help="steps of a stretch")
     parser.add_argument("--runs", type=int, default=5)
@@ -178,22 +200,46 @@ def main() -> None:
     percent = {}
     for name in VARIANTS[1:]:
         ratios = [100 * (r["cpu_s"] / p - 1) for r, p in zip(compiles[name], plain, strict=True)]
-        added = statistics.median(1e3 * (r["cpu_s"] - p) / (ROUNDS * len(LENGTHS)) for r, p in zip(compiles[name], plain, strict=True))
-        percent[name] = {"median": statistics.median(ratios), "min": min(ratios), "max": max(ratios), "ms_a_compile": added}
+        added = statistics.median(
+            1e3 * (r["cpu_s"] - p) / (ROUNDS * len(LENGTHS))
+            for r, p in zip(compiles[name], plain, strict=True)
+        )
+        percent[name] = {
+            "median": statistics.median(ratios),
+            "min": min(ratios),
+            "max": max(ratios),
+            "ms_a_compile": added,
+        }
     if options.json:
-        facts = {"torch": torch.__version__, "backend": options.backend, "steps": steps, "compiling": compiles, "compile_percent": percent}
+        facts = {
+            "torch": torch.__version__,
+            "backend": options.backend,
+            "steps": steps,
+            "compiling": compiles,
+            "compile_percent": percent,
+        }
         print(json.dumps(facts, indent=1))
         return
     print(f"torch {torch.__version__}, backend {options.backend}, {os.cpu_count()} CPUs, one thread")
     low, high = steps["added_us_quartiles"]
-    print(f"a step of {steps['step_us']:.0f} us, {steps['pairs']} pairs of {steps['steps_each']} steps: the monitor adds")
-    print(f"  {steps['added_us']:.1f} us (median; quartiles {low:.1f} .. {high:.1f}), {steps['percent_of_50_ms']:.3f}% of a 50 ms step")
-    print(f"  {steps['added_us_best']:.1f} us between the best stretches; with --guards {steps['guards_added_us']:.1f} us")
+    print(
+        f"a step of {steps['step_us']:.0f} us, {steps['pairs']} pairs of {steps['steps_each']} steps: the monitor adds"
+    )
+    print(
+        f"  {steps['added_us']:.1f} us (median; quartiles {low:.1f} .. {high:.1f}), {steps['percent_of_50_ms']:.3f}% of a 50 ms step"
+    )
+    print(
+        f"  {steps['added_us_best']:.1f} us between the best stretches; with --guards {steps['guards_added_us']:.1f} us"
+    )
     spread = f"{min(plain):.2f} .. {max(plain):.2f}"
     print(f"  {steps['callback_us']:.1f} us of it is the callback at the step's end, called by itself")
-    print(f"compiling, processor seconds over {options.runs} runs: plain median {statistics.median(plain):.2f} s ({spread})")
+    print(
+        f"compiling, processor seconds over {options.runs} runs: plain median {statistics.median(plain):.2f} s ({spread})"
+    )
     for name, figures in percent.items():
-        print(f"  {name:17} {figures['median']:+.1f}%  ({figures['min']:+.1f} .. {figures['max']:+.1f}), {figures['ms_a_compile']:+.1f} ms a compile")
+        print(
+            f"  {name:17} {figures['median']:+.1f}%  ({figures['min']:+.1f} .. {figures['max']:+.1f}), {figures['ms_a_compile']:+.1f} ms a compile"
+        )
 
 
 if __name__ == "__main__":

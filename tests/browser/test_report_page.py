@@ -11,7 +11,10 @@ import pytest
 playwright = pytest.importorskip("playwright.sync_api")
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
-pytestmark = [pytest.mark.browser, pytest.mark.skipif(CHROMIUM is None, reason="needs chromium or google-chrome on the PATH")]
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(CHROMIUM is None, reason="needs chromium or google-chrome on the PATH"),
+]
 
 TINY = {
     "model_type": "qwen3", "vocab_size": 128, "hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 3,
@@ -20,7 +23,9 @@ TINY = {
 
 
 def cftdiag(*arguments):
-    done = subprocess.run([sys.executable, "-m", "cftdiag", *map(str, arguments)], capture_output=True, text=True, timeout=600)
+    done = subprocess.run(
+        [sys.executable, "-m", "cftdiag", *map(str, arguments)], capture_output=True, text=True, timeout=600
+    )
     assert done.returncode in (0, 1), done.stderr
     return done.stdout
 
@@ -32,7 +37,17 @@ def report(tmp_path_factory):
     (folder / "tiny.json").write_text(json.dumps(TINY))
     rows = random.Random(0).choices((24, 32, 40), k=24)
     (folder / "lengths.txt").write_text("\n".join(map(str, rows)))
-    options = ("--data", folder / "lengths.txt", "--batch-size", 2, "--dynamic", "false", "--depth", "trace", "--no-verify")
+    options = (
+        "--data",
+        folder / "lengths.txt",
+        "--batch-size",
+        2,
+        "--dynamic",
+        "false",
+        "--depth",
+        "trace",
+        "--no-verify",
+    )
     cftdiag("check", "--model", folder / "tiny.json", *options, "--json", folder / "check.json")
     cftdiag("report", folder / "check.json", "--html", folder / "page.html")
     return folder / "page.html", json.loads((folder / "check.json").read_text())
@@ -40,7 +55,14 @@ def report(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def chromium():
-    options = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
+    options = [
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-quic",
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--disable-sync",
+    ]
     with playwright.sync_playwright() as started:
         browser = started.chromium.launch(executable_path=CHROMIUM, args=options)
         yield browser
@@ -55,7 +77,10 @@ def page(request, report, chromium):
     page.complaints = []
     page.on("console", lambda message: page.complaints.append(message.text))
     page.on("pageerror", lambda error: page.complaints.append(str(error)))
-    page.on("request", lambda asked: page.complaints.append(asked.url) if not asked.url.startswith("file:") else None)
+    page.on(
+        "request",
+        lambda asked: page.complaints.append(asked.url) if not asked.url.startswith("file:") else None,
+    )
     page.goto(report[0].as_uri())
     yield page
     context.close()
@@ -72,7 +97,12 @@ def test_it_shows_what_the_check_found(page, report):
     assert page.locator("article").count() == len(check["findings"])
     for regime in check["forecast"]["regimes"]:
         row = page.locator("tr", has=page.locator("td", has_text=regime["id"]))
-        assert row.filter(has_text=f"warm with {regime['representative']['batch_size']} x {regime['representative']['length']}").count() == 1
+        assert (
+            row.filter(
+                has_text=f"warm with {regime['representative']['batch_size']} x {regime['representative']['length']}"
+            ).count()
+            == 1
+        )
     assert page.locator(".map li").count() == len(check["blocks"])
 
 
@@ -95,7 +125,9 @@ def test_evidence_unfolds(page):
 
 def test_text_stands_out_from_the_background(page):
     """Contrast as WCAG 2 defines it; 4.5 is its level AA for text."""
-    colours = page.evaluate("[getComputedStyle(document.body).color, getComputedStyle(document.body).backgroundColor]")
+    colours = page.evaluate(
+        "[getComputedStyle(document.body).color, getComputedStyle(document.body).backgroundColor]"
+    )
     light = sorted(_luminance(colour) for colour in colours)
     assert (light[1] + 0.05) / (light[0] + 0.05) > 4.5
 

@@ -1,11 +1,12 @@
 """Varlen/packed attention breaks the graph at the max-length read in every layer.
 
-Source: huggingface/transformers#37206 (fixes #35588).
-Cause: max segment length taken from a tensor with .max().item() inside the block.
-Fix: compute max_seqlen once outside the blocks (host side) and pass it, or set torch._dynamo.config.capture_scalar_outputs=True.
+Source: huggingface/transformers#37206 (fixes #35588). Cause: max segment length taken from a tensor with
+.max().item() inside the block. Fix: compute max_seqlen once outside the blocks (host side) and pass it, or
+set torch._dynamo.config.capture_scalar_outputs=True.
 
 Observed:
-- torch 2.13.0+cpu: graphs=2; recompiles=0; breaks=Unsupported Tensor.item() call with capture_scalar_outputs=False x1
+- torch 2.13.0+cpu: graphs=2; recompiles=0; breaks=Unsupported Tensor.item() call with
+  capture_scalar_outputs=False x1
 - torch 2.13.0+cpu: fullgraph=True: captured (1 graph, fwd+bwd aot_eager and inductor)
 """
 

@@ -1,11 +1,12 @@
 """Training forward cannot be captured fullgraph when a padding mask is passed.
 
-Source: huggingface/transformers#32613, #37944.
-Cause: Python `if` on torch.all(mask == 1): data-dependent branch.
-Fix: decide mask/no-mask on the host in the collator (pass None or a mask consistently), never branch on mask values in the block.
+Source: huggingface/transformers#32613, #37944. Cause: Python `if` on torch.all(mask == 1): data-dependent
+branch. Fix: decide mask/no-mask on the host in the collator (pass None or a mask consistently), never branch
+on mask values in the block.
 
 Observed:
-- torch 2.13.0+cpu: graphs=3; recompiles=1; breaks=Unsupported Tensor.item() call with capture_scalar_outputs=False x1; first reason:
+- torch 2.13.0+cpu: graphs=3; recompiles=1; breaks=Unsupported Tensor.item() call with
+  capture_scalar_outputs=False x1; first reason:
   ___stack0 == True
 - torch 2.13.0+cpu: fullgraph=True: UserError: could not guard on data-dependent Eq(u0, 1)
 """

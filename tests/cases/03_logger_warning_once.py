@@ -1,9 +1,8 @@
 """GRPO/SFT with torch_compile raises Unsupported: logger call in the model forward.
 
-Source: huggingface/trl#3839.
-Cause: logging.Logger method (library warning_once helper) called inside the traced region.
-Fix: move the warning out of forward (emit at __init__/config time) or add the function to torch._dynamo.config.ignore_logging_functions /
-reorderable_logging_functions.
+Source: huggingface/trl#3839. Cause: logging.Logger method (library warning_once helper) called inside the
+traced region. Fix: move the warning out of forward (emit at __init__/config time) or add the function to
+torch._dynamo.config.ignore_logging_functions / reorderable_logging_functions.
 
 Observed:
 - torch 2.13.0+cpu: graphs=1; recompiles=0; breaks=logging.Logger method not supported for non-export cases x1

@@ -1,12 +1,12 @@
 """MoE for-loop experts break at num_tokens_per_expert.tolist().
 
-Source: PrimeIntellect-ai/prime-rl#996, meta-pytorch/torchtune#2771.
-Cause: per-expert token counts moved to Python ints with .tolist() and used as split sizes.
-Fix: use grouped_mm / offsets kept on device, or compile sub-modules around the expert loop (capture_scalar_outputs alone fails at the
-split).
+Source: PrimeIntellect-ai/prime-rl#996, meta-pytorch/torchtune#2771. Cause: per-expert token counts moved to
+Python ints with .tolist() and used as split sizes. Fix: use grouped_mm / offsets kept on device, or compile
+sub-modules around the expert loop (capture_scalar_outputs alone fails at the split).
 
 Observed:
-- torch 2.13.0+cpu: graphs=5; recompiles=2; breaks=Dynamic shape operator x1; Data dependent operator x1; first reason: ___stack2[1] == 4
+- torch 2.13.0+cpu: graphs=5; recompiles=2; breaks=Dynamic shape operator x1; Data dependent operator x1;
+  first reason: ___stack2[1] == 4
 - torch 2.13.0+cpu: fullgraph=True: GuardOnDataDependentSymNode
 """
 

@@ -5,7 +5,8 @@ Cause: nonzero/where output shape depends on routing values.
 Fix: dense/batched routing or grouped_mm; or capture_dynamic_output_shape_ops=True.
 
 Observed:
-- torch 2.13.0+cpu: graphs=0; recompiles=0; break only in the log (counter empty): Failed to handle graph break gracefully. Skipping the
+- torch 2.13.0+cpu: graphs=0; recompiles=0; break only in the log (counter empty): Failed to handle graph
+  break gracefully. Skipping the
   function and falling back to eager. Graph break encountered: Dynam
 - torch 2.13.0+cpu: fullgraph=True: captured
 """

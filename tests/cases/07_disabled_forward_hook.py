@@ -1,9 +1,9 @@
 """Fullgraph block fails: hook on an inner module is torch.compiler.disable'd.
 
-Source: vladmandic/sdnext#4837 with huggingface/accelerate#3888; pytorch/pytorch#181924 (FSDP2 hooks).
-Cause: nested wrapper (FSDP2 fully_shard / accelerate hook) on a submodule of the compiled block; its pre-forward hook is dynamo-disabled.
-Fix: wrap at block granularity only (hooks stay outside the compiled forward), compile before wrapping the inner module, or split compile
-around it.
+Source: vladmandic/sdnext#4837 with huggingface/accelerate#3888; pytorch/pytorch#181924 (FSDP2 hooks). Cause:
+nested wrapper (FSDP2 fully_shard / accelerate hook) on a submodule of the compiled block; its pre-forward
+hook is dynamo-disabled. Fix: wrap at block granularity only (hooks stay outside the compiled forward),
+compile before wrapping the inner module, or split compile around it.
 
 Observed:
 - torch 2.13.0+cpu: graphs=2; recompiles=0; breaks=Skip calling `torch.compiler.disable()`d function x1

@@ -1,8 +1,8 @@
 """AC + compile: a single graph break inside the checkpointed block sends the whole block to eager.
 
-Source: pytorch/torchtitan#1895.
-Cause: graph break inside torch.utils.checkpoint region (higher order op cannot be resumed) -> frame skipped.
-Fix: remove the break, or apply compile to sub-modules inside the checkpoint instead of to the checkpointed block.
+Source: pytorch/torchtitan#1895. Cause: graph break inside torch.utils.checkpoint region (higher order op
+cannot be resumed) -> frame skipped. Fix: remove the break, or apply compile to sub-modules inside the
+checkpoint instead of to the checkpointed block.
 
 Observed:
 - torch 2.13.0+cpu: graphs=0; recompiles=0; breaks=Skip calling `torch.compiler.disable()`d function x1

@@ -5,7 +5,8 @@ Cause: max position read from a tensor and compared to a Python limit in forward
 Fix: choose the rope table on the host from seq_len before the blocks; precompute cos/sin for max length.
 
 Observed:
-- torch 2.13.0+cpu: graphs=2; recompiles=0; break only in the log (counter empty): Data-dependent branching Explanation: Detected data-
+- torch 2.13.0+cpu: graphs=2; recompiles=0; break only in the log (counter empty): Data-dependent branching
+  Explanation: Detected data-
   dependent branching (e.g. `if my_tensor.sum() > 0:`). Dynamo does no
 - torch 2.13.0+cpu: fullgraph=True: Unsupported gb0170
 """

@@ -1,11 +1,12 @@
 """Custom fused op (autograd.Function) falls out of the graph or its backward stays eager.
 
-Source: linkedin/Liger-Kernel#174, pytorch/pytorch#125489.
-Cause: autograd.Function whose backward is not traceable (host reads, python side effects, data_ptr).
-Fix: torch.library.custom_op with register_autograd/register_fake (or triton_op); keep only traceable code in forward/backward.
+Source: linkedin/Liger-Kernel#174, pytorch/pytorch#125489. Cause: autograd.Function whose backward is not
+traceable (host reads, python side effects, data_ptr). Fix: torch.library.custom_op with
+register_autograd/register_fake (or triton_op); keep only traceable code in forward/backward.
 
 Observed:
-- torch 2.13.0+cpu: graphs=3; recompiles=0; breaks=Unsupported Tensor.item() call with capture_scalar_outputs=False x1
+- torch 2.13.0+cpu: graphs=3; recompiles=0; breaks=Unsupported Tensor.item() call with
+  capture_scalar_outputs=False x1
 - torch 2.13.0+cpu: fullgraph=True: captured
 """
 

@@ -1,11 +1,12 @@
 """LoRA run compiles the block twice: first block's input has requires_grad=False, later ones True.
 
-Source: pytorch/pytorch#141039.
-Cause: tensor requires_grad guard differs between block 0 and block 1.. (frozen embeddings).
-Fix: make the embedding output require grad (x.requires_grad_() / enable_input_require_grads) or accept exactly 2 variants.
+Source: pytorch/pytorch#141039. Cause: tensor requires_grad guard differs between block 0 and block 1..
+(frozen embeddings). Fix: make the embedding output require grad (x.requires_grad_() /
+enable_input_require_grads) or accept exactly 2 variants.
 
 Observed:
-- torch 2.13.0+cpu: graphs=2; recompiles=1; first reason: tensor 'x' requires_grad mismatch. expected requires_grad=0
+- torch 2.13.0+cpu: graphs=2; recompiles=1; first reason: tensor 'x' requires_grad mismatch. expected
+  requires_grad=0
 - torch 2.13.0+cpu: reproduces: yes
 """
 

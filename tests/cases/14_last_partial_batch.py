@@ -5,7 +5,8 @@ Cause: drop_last=False gives one ragged batch; batch dim guard fails and the dim
 Fix: drop_last=True or pad the last batch; otherwise mark_dynamic(batch) from step 0.
 
 Observed:
-- torch 2.13.0+cpu: graphs=2; recompiles=1; first reason: tensor 'x' size mismatch at index 0. expected 4, actual 3
+- torch 2.13.0+cpu: graphs=2; recompiles=1; first reason: tensor 'x' size mismatch at index 0. expected 4,
+  actual 3
 """
 
 import torch

@@ -5,7 +5,8 @@ Cause: dynamic=False (or mark_static) with pad-to-longest collator.
 Fix: bucket/pad to a few fixed lengths or pack; or dynamic=None/True / mark_dynamic(x, 1).
 
 Observed:
-- torch 2.13.0+cpu: graphs=8; recompiles=8; recompile_limit HIT; first reason: tensor 'x' size mismatch at index 1. expected 5, actual 6
+- torch 2.13.0+cpu: graphs=8; recompiles=8; recompile_limit HIT; first reason: tensor 'x' size mismatch at
+  index 1. expected 5, actual 6
 """
 
 import torch

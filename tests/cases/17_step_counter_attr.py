@@ -1,8 +1,8 @@
 """Block keeps its own step counter; recompiles each step until the limit.
 
-Source: pytorch/pytorch#128319, #140464, #115711.
-Cause: int attribute of nn.Module is specialised (constant guard) and mutated each call.
-Fix: hold the counter as a tensor buffer or outside the module; or torch._dynamo.config.allow_unspec_int_on_nn_module=True.
+Source: pytorch/pytorch#128319, #140464, #115711. Cause: int attribute of nn.Module is specialised (constant
+guard) and mutated each call. Fix: hold the counter as a tensor buffer or outside the module; or
+torch._dynamo.config.allow_unspec_int_on_nn_module=True.
 
 Observed:
 - torch 2.13.0+cpu: graphs=8; recompiles=8; recompile_limit HIT; first reason: s.step == 0

@@ -1,11 +1,11 @@
 """Compiled optimizer.step recompiles on every scheduler step.
 
-Source: pytorch/pytorch#107076, #163093.
-Cause: param_groups[i]['lr'] is a Python float.
-Fix: (2.13: one recompile, then a dynamic float) lr=torch.tensor(...) and a scheduler that updates the tensor in place.
+Source: pytorch/pytorch#107076, #163093. Cause: param_groups[i]['lr'] is a Python float. Fix: (2.13: one
+recompile, then a dynamic float) lr=torch.tensor(...) and a scheduler that updates the tensor in place.
 
 Observed:
-- torch 2.13.0+cpu: graphs=2; recompiles=1; breaks=Attempted to call function marked as skipped x1; Call to `torch._dynamo.graph_break()`
+- torch 2.13.0+cpu: graphs=2; recompiles=1; breaks=Attempted to call function marked as skipped x1; Call to
+  `torch._dynamo.graph_break()`
   x1; first reason: self.param_groups[0]['lr'] == 0.001
 - torch 2.13.0+cpu: reproduces: partly: 1 recompile then dynamic float (was: storm)
 """
@@ -59,5 +59,9 @@ EXPECT = {
     "guard": "['lr'] ==",
     "limit_hit": False,
     "fix": "(2.13: one recompile, then a dynamic float) lr=torch.tensor(...) and a scheduler that updates the tensor in place",
-    "also": [("graph_break", "unsupported_call"), ("graph_break", "disabled_function"), ("graph_break", "generic_break")],
+    "also": [
+        ("graph_break", "unsupported_call"),
+        ("graph_break", "disabled_function"),
+        ("graph_break", "generic_break"),
+    ],
 }

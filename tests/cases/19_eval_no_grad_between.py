@@ -1,8 +1,8 @@
 """A second compile appears at the first validation pass and again for train flag.
 
 Source: pytorch/pytorch#100977 (old: wrong reuse); Deci-AI/super-gradients#1172 (extra compile at validation).
-Cause: global grad_mode and module.training are guarded; eval under no_grad = a new variant.
-Fix: expected: one train + one eval variant; warm both, keep eval context identical (no_grad AND eval() together).
+Cause: global grad_mode and module.training are guarded; eval under no_grad = a new variant. Fix: expected:
+one train + one eval variant; warm both, keep eval context identical (no_grad AND eval() together).
 
 Observed:
 - torch 2.13.0+cpu: graphs=3; recompiles=2; first reason: GLOBAL_STATE changed: grad_mode

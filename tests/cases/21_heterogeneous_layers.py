@@ -1,8 +1,8 @@
 """Sliding/full attention mix compiles one variant per window; TP/EP variants push past 8.
 
-Source: pytorch/torchtitan#3737, #3898.
-Cause: layers share one forward code object but differ in Python attributes (window, layer kind).
-Fix: expected: one variant per kind; raise recompile_limit above the number of kinds or isolate by class/closure.
+Source: pytorch/torchtitan#3737, #3898. Cause: layers share one forward code object but differ in Python
+attributes (window, layer kind). Fix: expected: one variant per kind; raise recompile_limit above the number
+of kinds or isolate by class/closure.
 
 Observed:
 - torch 2.13.0+cpu: graphs=2; recompiles=1; first reason: s.window == 4

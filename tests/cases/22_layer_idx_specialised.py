@@ -1,8 +1,8 @@
 """Every layer compiles separately, limit hit from layer 8 on -> the rest run eager.
 
-Source: pytorch/pytorch#128071; vllm-project/vllm-gaudi#1638; vllm-project/vllm#12410.
-Cause: block reads self.layer_idx (int) in forward: per-layer constant guard on a shared code object.
-Fix: resolve per-layer values at __init__ (buffer/tensor) or slice outside the block; do not read layer_idx in compiled code
+Source: pytorch/pytorch#128071; vllm-project/vllm-gaudi#1638; vllm-project/vllm#12410. Cause: block reads
+self.layer_idx (int) in forward: per-layer constant guard on a shared code object. Fix: resolve per-layer
+values at __init__ (buffer/tensor) or slice outside the block; do not read layer_idx in compiled code
 (allow_unspec_int_on_nn_module does not help on 2.13).
 
 Observed:

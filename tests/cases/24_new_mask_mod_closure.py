@@ -1,12 +1,15 @@
 """Flex-style mask function rebuilt each step -> recompile each step, then eager (memory blow-up).
 
-Source: vllm-project/vllm#27178 (gpt-oss continual pre-training comment), vllm-project/speculators#731.
-Cause: a new closure per batch carries a Python list of document ends; its len/values are guards (a plain int cell turns dynamic on 2.13).
-Fix: build the mask function once, carry changing state in tensors, pass a BlockMask built outside.
+Source: vllm-project/vllm#27178 (gpt-oss continual pre-training comment), vllm-project/speculators#731. Cause:
+a new closure per batch carries a Python list of document ends; its len/values are guards (a plain int cell
+turns dynamic on 2.13). Fix: build the mask function once, carry changing state in tensors, pass a BlockMask
+built outside.
 
 Observed:
-- torch 2.13.0+cpu: graphs=8; recompiles=8; recompile_limit HIT; first reason: len(mask_fn.__closure__[0].cell_contents) == 1
-- torch 2.13.0+cpu: reproduces: yes with a list in the closure (a plain int cell turns dynamic after 1 recompile)
+- torch 2.13.0+cpu: graphs=8; recompiles=8; recompile_limit HIT; first reason:
+  len(mask_fn.__closure__[0].cell_contents) == 1
+- torch 2.13.0+cpu: reproduces: yes with a list in the closure (a plain int cell turns dynamic after 1
+  recompile)
 """
 
 import torch

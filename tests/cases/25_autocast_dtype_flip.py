@@ -5,7 +5,8 @@ Cause: residual stream dtype differs between calls; dtype is a tensor guard.
 Fix: cast the embedding output to the compute dtype once, or keep residual fp32 everywhere.
 
 Observed:
-- torch 2.13.0+cpu: graphs=2; recompiles=1; first reason: tensor 'x' dtype mismatch. expected Float, actual BFloat16
+- torch 2.13.0+cpu: graphs=2; recompiles=1; first reason: tensor 'x' dtype mismatch. expected Float, actual
+  BFloat16
 """
 
 import torch

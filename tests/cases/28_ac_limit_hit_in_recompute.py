@@ -1,15 +1,16 @@
 """CheckpointError in backward some steps into the run; forward ran compiled, recompute did not.
 
-Source: unslothai/unsloth-zoo#1001; related: pytorch/pytorch#166926, pytorch/torchtitan#1991.
-Cause: checkpoint(compiled block): recompute selects another cache entry than forward (here: the recompile limit trips between them, so
-recompute is eager).
-Fix: remove the per-call guard; put checkpoint inside the compiled region; no variant switch between forward and recompute (fixed shapes /
-mark_dynamic; LRU off).
+Source: unslothai/unsloth-zoo#1001; related: pytorch/pytorch#166926, pytorch/torchtitan#1991. Cause:
+checkpoint(compiled block): recompute selects another cache entry than forward (here: the recompile limit
+trips between them, so recompute is eager). Fix: remove the per-call guard; put checkpoint inside the compiled
+region; no variant switch between forward and recompute (fixed shapes / mark_dynamic; LRU off).
 
 Observed:
-- torch 2.13.0+cpu: graphs=8; recompiles=8; recompile_limit HIT; first reason: GLOBAL_STATE changed: grad_mode; raises CheckpointError:
+- torch 2.13.0+cpu: graphs=8; recompiles=8; recompile_limit HIT; first reason: GLOBAL_STATE changed:
+  grad_mode; raises CheckpointError:
   torch.utils.checkpoint: Recomputed values for the following tensors have different metadata t
-- torch 2.13.0+cpu: reproduces: yes (CheckpointError at the 7th step). The LRU-tiebreak form did not raise with 7 toy blocks x 2 backends
+- torch 2.13.0+cpu: reproduces: yes (CheckpointError at the 7th step). The LRU-tiebreak form did not raise
+  with 7 toy blocks x 2 backends
   here
 """
 
@@ -62,5 +63,10 @@ EXPECT = {
     "limit_hit": True,
     "fix": "remove the per-call guard; put checkpoint inside the compiled region; no variant switch between forward and recompute (fixed "
     "shapes / mark_dynamic; LRU off)",
-    "also": [("limit_hit", "module_int_attr"), ("recompile", "module_int_attr"), ("recompile", "grad_mode"), ("limit_hit", "grad_mode")],
+    "also": [
+        ("limit_hit", "module_int_attr"),
+        ("recompile", "module_int_attr"),
+        ("recompile", "grad_mode"),
+        ("limit_hit", "grad_mode"),
+    ],
 }

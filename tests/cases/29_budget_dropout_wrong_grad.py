@@ -34,7 +34,9 @@ def step(model, b):
         x = b["x"].clone().requires_grad_()
         y = model.layers[0](x)
         y.sum().backward()
-        BAD[budget] = int(((x.grad != 0) != (y != 1.0)).sum())  # dropped entries give cos(0) == 1 and must have zero grad
+        BAD[budget] = int(
+            ((x.grad != 0) != (y != 1.0)).sum()
+        )  # dropped entries give cos(0) == 1 and must have zero grad
 
 
 def check(model, losses):

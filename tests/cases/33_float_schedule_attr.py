@@ -1,8 +1,8 @@
 """Aux-loss/LoRA scale changed by a schedule as a Python float -> new compile each step.
 
-Source: pytorch/pytorch#115711; ComfyUI#9289-like LoRA scale; pattern of #107076 applied to a module.
-Cause: float attribute of the module is a constant guard.
-Fix: (2.13: one recompile, then a dynamic float) store the scalar as a registered buffer (tensor) and fill_() it.
+Source: pytorch/pytorch#115711; ComfyUI#9289-like LoRA scale; pattern of #107076 applied to a module. Cause:
+float attribute of the module is a constant guard. Fix: (2.13: one recompile, then a dynamic float) store the
+scalar as a registered buffer (tensor) and fill_() it.
 
 Observed:
 - torch 2.13.0+cpu: graphs=2; recompiles=1; first reason: s.scale == 1.0

@@ -5,7 +5,8 @@ Cause: tensor subclass type guard.
 Fix: await the collective before the block (wait_tensor) so it always sees a plain Tensor.
 
 Observed:
-- torch 2.13.0+cpu: graphs=2; recompiles=1; first reason: expected type of 'x' to be a tensor type, ' but found <class
+- torch 2.13.0+cpu: graphs=2; recompiles=1; first reason: expected type of 'x' to be a tensor type, ' but
+  found <class
   'torch.distributed._functional_collectives.AsyncC
 """
 
@@ -35,7 +36,9 @@ class Model(nn.Module):
 
 
 def build():
-    return Model(1), [dict(x=AsyncCollectiveTensor(torch.randn(2, 8)) if i % 2 else torch.randn(2, 8)) for i in range(4)]
+    return Model(1), [
+        dict(x=AsyncCollectiveTensor(torch.randn(2, 8)) if i % 2 else torch.randn(2, 8)) for i in range(4)
+    ]
 
 
 EXPECT = {

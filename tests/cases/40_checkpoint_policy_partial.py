@@ -36,7 +36,10 @@ def policy(ops, ctx, op, *a, **k):
 
 
 def mkpol():
-    return functools.partial(create_selective_checkpoint_contexts, functools.partial(policy, OrderedSet([torch.ops.aten.mm.default])))
+    return functools.partial(
+        create_selective_checkpoint_contexts,
+        functools.partial(policy, OrderedSet([torch.ops.aten.mm.default])),
+    )
 
 
 class Model(nn.Module):

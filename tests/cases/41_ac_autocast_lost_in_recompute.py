@@ -1,11 +1,12 @@
 """CheckpointError: dtype differs between forward and recompute (mixed precision inputs cast outside AC).
 
-Source: pytorch/pytorch#148831, #141896.
-Cause: input is cast by a wrapper (FSDP2 mp_policy) in forward only, or weights cast cache under autocast: recompute sees another dtype.
-Fix: cast inputs before the checkpoint boundary; FSDP2 outside AC; cache_enabled=False for autocast.
+Source: pytorch/pytorch#148831, #141896. Cause: input is cast by a wrapper (FSDP2 mp_policy) in forward only,
+or weights cast cache under autocast: recompute sees another dtype. Fix: cast inputs before the checkpoint
+boundary; FSDP2 outside AC; cache_enabled=False for autocast.
 
 Observed:
-- torch 2.13.0+cpu: graphs=2; recompiles=1; first reason: s.mp == True; raises CheckpointError: torch.utils.checkpoint: Recomputed values
+- torch 2.13.0+cpu: graphs=2; recompiles=1; first reason: s.mp == True; raises CheckpointError:
+  torch.utils.checkpoint: Recomputed values
   for the following tensors have different metadata t
 """
 

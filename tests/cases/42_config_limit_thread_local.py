@@ -1,11 +1,12 @@
 """FailOnRecompileLimitHit at step 0 although recompile_limit was raised.
 
-Source: unslothai/unsloth#6825 (torch >= 2.12).
-Cause: torch._dynamo.config overrides are thread-local since 2.12; worker/autograd threads see the default 8.
-Fix: set the limit through torch.compile(..., recompile_limit=) / env or set it inside the thread; better: remove the per-call constant.
+Source: unslothai/unsloth#6825 (torch >= 2.12). Cause: torch._dynamo.config overrides are thread-local since
+2.12; worker/autograd threads see the default 8. Fix: set the limit through torch.compile(...,
+recompile_limit=) / env or set it inside the thread; better: remove the per-call constant.
 
 Observed:
-- torch 2.13.0+cpu: graphs=8; recompiles=8; recompile_limit HIT; first reason: k == 0; raises FailOnRecompileLimitHit: Hard failure due to
+- torch 2.13.0+cpu: graphs=8; recompiles=8; recompile_limit HIT; first reason: k == 0; raises
+  FailOnRecompileLimitHit: Hard failure due to
   fullgraph=True
 """
 
@@ -73,5 +74,10 @@ EXPECT = {
     "cause": "limit_not_visible_in_thread",
     "guard": "recompile_limit default in worker thread",
     "fix": "set the limit through torch.compile(..., recompile_limit=) / env or set it inside the thread; better: remove the per-call constant",
-    "also": [("limit_hit", "int_arg"), ("recompile", "int_arg"), ("limit_hit", "closure_identity"), ("error", "fullgraph_error")],
+    "also": [
+        ("limit_hit", "int_arg"),
+        ("recompile", "int_arg"),
+        ("limit_hit", "closure_identity"),
+        ("error", "fullgraph_error"),
+    ],
 }

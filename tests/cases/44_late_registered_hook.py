@@ -1,8 +1,8 @@
 """Activation-capture hook added after warm-up (distillation) never fires or costs a recompile.
 
-Source: pytorch/pytorch#117758, #173452.
-Cause: forward hooks registered after compilation: hook dict guard.
-Fix: register hooks before the first compiled call, or torch._dynamo.config.skip_nnmodule_hook_guards=False, or torch._dynamo.reset().
+Source: pytorch/pytorch#117758, #173452. Cause: forward hooks registered after compilation: hook dict guard.
+Fix: register hooks before the first compiled call, or torch._dynamo.config.skip_nnmodule_hook_guards=False,
+or torch._dynamo.reset().
 
 Observed:
 - torch 2.13.0+cpu: graphs=1; recompiles=0; check={'hook_calls': 0}

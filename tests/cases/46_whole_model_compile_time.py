@@ -5,7 +5,8 @@ Cause: N identical blocks unrolled in a single graph; compile time grows with de
 Fix: compile per block (shared code object, 1 compile reused by all layers).
 
 Observed:
-- torch 2.13.0+cpu: 24 blocks, first step 3.4 s as one graph, 0.24 s with all blocks compiled per block (aot_eager)
+- torch 2.13.0+cpu: 24 blocks, first step 3.4 s as one graph, 0.24 s with all blocks compiled per block
+  (aot_eager)
 """
 
 import torch

@@ -27,7 +27,9 @@ LOG = []
 
 
 def step(model, b):
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: (LOG.append("p"), t)[1], lambda t: (LOG.append("u"), t)[1]):
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda t: (LOG.append("p"), t)[1], lambda t: (LOG.append("u"), t)[1]
+    ):
         out = model(**b)
     LOG.append("|")
     out.sum().backward()

@@ -1,6 +1,8 @@
-"""Write the table of remedies that were proved on the examples of the causes: ``python -m tests.cases.proved docs/proved-remedies.md``.
+"""Write the table of remedies that were proved on the examples of the causes: ``python -m tests.cases.proved
+docs/proved-remedies.md``.
 
-Every example of ``cftdiag explain`` is checked with proofs on; the page lists what each remedy did to its cause.
+Every example of ``cftdiag explain`` is checked with proofs on; the page lists what each remedy did to its
+cause.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from cftdiag.diagnose.cause import EXAMPLES
+from cftdiag.diagnose.engine.cause import EXAMPLES
 
 ROOT = Path(__file__).parents[2]
 
@@ -20,8 +22,17 @@ ROOT = Path(__file__).parents[2]
 def reports() -> list[dict[str, Any]]:
     """One line of the runner for each example."""
     files = sorted(str(p) for p in EXAMPLES.glob("*.py"))
-    ran = subprocess.run([sys.executable, "-m", "tests.cases.runner", "--verify", *files], cwd=ROOT, capture_output=True, text=True, check=True)
-    return sorted((json.loads(line) for line in ran.stdout.splitlines() if line.startswith("{")), key=lambda line: line["case"])
+    ran = subprocess.run(
+        [sys.executable, "-m", "tests.cases.runner", "--verify", *files],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return sorted(
+        (json.loads(line) for line in ran.stdout.splitlines() if line.startswith("{")),
+        key=lambda line: line["case"],
+    )
 
 
 def page(lines: list[dict[str, Any]]) -> str:
@@ -37,8 +48,19 @@ def page(lines: list[dict[str, Any]]) -> str:
                 if remedy["verified"]:
                     proved.add(finding["cause"])
                 before, after = remedy["before"]["count"], remedy["after"]["count"]
-                cells = (f"[{finding['cause']}](causes/{finding['cause']}.md)", finding["kind"], remedy["summary"].replace("|", "/"))
-                rows.append([*cells, "yes" if remedy["verified"] else "no", f"{before} -> {after}", "unsafe" if remedy["unsafe"] else ""])
+                cells = (
+                    f"[{finding['cause']}](causes/{finding['cause']}.md)",
+                    finding["kind"],
+                    remedy["summary"].replace("|", "/"),
+                )
+                rows.append(
+                    [
+                        *cells,
+                        "yes" if remedy["verified"] else "no",
+                        f"{before} -> {after}",
+                        "unsafe" if remedy["unsafe"] else "",
+                    ]
+                )
     versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("torch", "transformers"))
     head = [
         "# Remedies proved on the examples",

@@ -1,7 +1,9 @@
-"""Run cases of the corpus through ``cftdiag.check`` and print one JSON line each: ``python -m tests.cases.runner FILE ...``.
+"""Run cases of the corpus through ``cftdiag.check`` and print one JSON line each: ``python -m
+tests.cases.runner FILE ...``.
 
-Protocol of a case: ``build() -> (model, batches)``, ``EXPECT`` (kind, cause, block, line or guard, limit_hit, also), and the optional names
-``COMPILE``, ``step``, ``before_step``, ``wrap``, ``check``. Each case runs in a forked child of its own, so that no case sees another's modules.
+Protocol of a case: ``build() -> (model, batches)``, ``EXPECT`` (kind, cause, block, line or guard, limit_hit,
+also), and the optional names ``COMPILE``, ``step``, ``before_step``, ``wrap``, ``check``. Each case runs in a
+forked child of its own, so that no case sees another's modules.
 """
 
 from __future__ import annotations
@@ -71,7 +73,12 @@ def _told(running: dict[int, Path]) -> None:
     """Wait for any child and print its line; one that died before it wrote says so."""
     child, status = os.wait()
     out = running.pop(child)
-    print(out.read_text() if out.exists() else json.dumps({"case": "?", "error": f"a child ended with status {status}"}), flush=True)
+    print(
+        out.read_text()
+        if out.exists()
+        else json.dumps({"case": "?", "error": f"a child ended with status {status}"}),
+        flush=True,
+    )
 
 
 def _line(path: Path, options: dict[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,8 @@
-"""``python -m tests.gpu`` or ``make gpu``, on a machine with a CUDA device: how far the prediction for it agrees with it.
+"""``python -m tests.gpu`` or ``make gpu``, on a machine with a CUDA device: how far the prediction for it
+agrees with it.
 
-Runs with whatever Python is at hand: no pytest, no network, nothing is installed. Exit code 1 when something differs that was predicted, 3
-where it cannot run.
+Runs with whatever Python is at hand: no pytest, no network, nothing is installed. Exit code 1 when something
+differs that was predicted, 3 where it cannot run.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ NEEDED = ("torch", "transformers", "triton")
 def main() -> int:
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
-        print(f"{sys.executable} lacks {', '.join(missing)}; pip install {' '.join(missing)}, or carry their wheels over", file=sys.stderr)
+        print(
+            f"{sys.executable} lacks {', '.join(missing)}; pip install {' '.join(missing)}, or carry their wheels over",
+            file=sys.stderr,
+        )
         return 3
     import torch
 

@@ -1,4 +1,6 @@
-"""How far a prediction for a GPU agrees with that GPU: two reports of `cftdiag kernels`, two logs of recompiles, one row for each thing compared."""
+"""How far a prediction for a GPU agrees with that GPU: two reports of `cftdiag kernels`, two logs of
+recompiles, one row for each thing compared.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +15,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from cftdiag.kernels.regime_changes import body, calls
 from cftdiag.target import kernels
-from cftdiag.target.regimes import body, calls
 from tests.gpu.program import LENGTHS, MODEL, ROWS
 from tests.truth.compare import Log, differences, parse
 
 ROOT = Path(__file__).resolve().parents[2]
-#: One length on each side of the guards of 512 and 1024 tokens is enough: what changes between them is compared by the logs.
+#: One length on each side of the guards of 512 and 1024 tokens is enough: what changes between them is
+#: compared by the logs.
 SHAPES: Mapping[str, Any] = {"lengths": (520, 777), "batch_size": ROWS}
 
 
@@ -48,7 +51,9 @@ def hidden() -> Iterator[None]:
     try:
         yield
     finally:
-        os.environ.pop("CUDA_VISIBLE_DEVICES") if before is None else os.environ.update(CUDA_VISIBLE_DEVICES=before)
+        os.environ.pop("CUDA_VISIBLE_DEVICES") if before is None else os.environ.update(
+            CUDA_VISIBLE_DEVICES=before
+        )
 
 
 def reports(target: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -59,7 +64,9 @@ def reports(target: str) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def of_reports(predicted: Mapping[str, Any], real: Mapping[str, Any]) -> list[Row]:
-    """Graphs, kernels, their text, library calls, configurations, what the compiled configurations need, and winners."""
+    """Graphs, kernels, their text, library calls, configurations, what the compiled configurations need, and
+    winners.
+    """
     left, right = _graphs(predicted), _graphs(real)
     names, launches, texts, externs, settings, needs, winners = (_Pairs() for _ in range(7))
     for (title, a), (_, b) in zip(left, right, strict=False):
@@ -72,10 +79,16 @@ def of_reports(predicted: Mapping[str, Any], real: Mapping[str, Any]) -> list[Ro
             mine, theirs = (k["compiled"]["configurations"] for k in (x, y))
             settings.add(where, [c["settings"] for c in mine], [c["settings"] for c in theirs])
             for c, d in zip(mine, theirs, strict=False):
-                needs.add(f"{where} {d['settings']}", {**c["usage"], "shared": c["shared"]}, {**d["usage"], "shared": d["shared"]})
+                needs.add(
+                    f"{where} {d['settings']}",
+                    {**c["usage"], "shared": c["shared"]},
+                    {**d["usage"], "shared": d["shared"]},
+                )
             winners.add(where, 1, sum(bool(c.get("winner")) for c in theirs))
     return [
-        _Pairs((title, title, other) for (title, _), (other, _) in zip(left, right, strict=False)).row("graphs", len(left), len(right)),
+        _Pairs((title, title, other) for (title, _), (other, _) in zip(left, right, strict=False)).row(
+            "graphs", len(left), len(right)
+        ),
         names.row("kernels of a graph, in order"),
         texts.row("text of a kernel"),
         externs.row("library calls of a graph, in order"),
@@ -94,7 +107,9 @@ def logs(target: str) -> tuple[Log, Log]:
 def of_logs(predicted: Log, real: Log) -> list[Row]:
     """Compiles, the text of the recompiles of each step, guards on sizes, and all other guards."""
     compiles = _Pairs((c, c in predicted.guards, True) for c in real.guards)
-    texts = _Pairs((step, list(predicted.recompiles.get(step, ())), list(said)) for step, said in real.recompiles.items())
+    texts = _Pairs(
+        (step, list(predicted.recompiles.get(step, ())), list(said)) for step, said in real.recompiles.items()
+    )
     found = [line for line in differences(real, predicted) if line.startswith("guards of")]
     of_sizes = tuple(line for line in found if _on_sizes(line))
     rest = tuple(line for line in found if not _on_sizes(line))
@@ -104,7 +119,13 @@ def of_logs(predicted: Log, real: Log) -> list[Row]:
         compiles.row("compiles", len(predicted.guards), len(real.guards)),
         texts.row("recompiles of a step"),
         Row(what="guards on sizes", alike=max(sizes - len(of_sizes), 0), of=sizes, differ=of_sizes),
-        Row(what="all other guards", alike=max(total - sizes - len(rest), 0), of=total - sizes, differ=rest, binding=False),
+        Row(
+            what="all other guards",
+            alike=max(total - sizes - len(rest), 0),
+            of=total - sizes,
+            differ=rest,
+            binding=False,
+        ),
     ]
 
 
@@ -126,18 +147,28 @@ class _Pairs(list[tuple[str, Any, Any]]):
     def add(self, where: str, predicted: Any, real: Any) -> None:
         self.append((where, predicted, real))
 
-    def row(self, what: str, predicted: int | None = None, real: int | None = None, *, binding: bool = True) -> Row:
+    def row(
+        self, what: str, predicted: int | None = None, real: int | None = None, *, binding: bool = True
+    ) -> Row:
         """The row; ``predicted`` and ``real`` are how many each side has, where pairs alone do not show it."""
         differ = [f"{where}: {_differ(a, b)}" for where, a, b in self if a != b]
         if predicted != real:
             differ.append(f"{predicted} predicted, {real} real")
-        return Row(what=what, alike=sum(a == b for _, a, b in self), of=len(self) if real is None else real, differ=tuple(differ), binding=binding)
+        return Row(
+            what=what,
+            alike=sum(a == b for _, a, b in self),
+            of=len(self) if real is None else real,
+            differ=tuple(differ),
+            binding=binding,
+        )
 
 
 def _differ(a: Any, b: Any) -> str:
     """Both sides, or of texts the first line that differs."""
     if isinstance(a, str) and isinstance(b, str):
-        a, b = next(((x, y) for x, y in itertools.zip_longest(a.splitlines(), b.splitlines()) if x != y), (a, b))
+        a, b = next(
+            ((x, y) for x, y in itertools.zip_longest(a.splitlines(), b.splitlines()) if x != y), (a, b)
+        )
     return f"predicted {_short(a)}, real {_short(b)}"
 
 
@@ -150,7 +181,9 @@ def _log(mode: str) -> Log:
     environment = dict(os.environ, TORCH_LOGS="recompiles,guards")
     if mode != "real":
         environment["CUDA_VISIBLE_DEVICES"] = ""
-    with tempfile.TemporaryDirectory(prefix="cftdiag-gpu-") as scratch:  # a graph from an earlier run's cache would repeat its guards
+    with tempfile.TemporaryDirectory(
+        prefix="cftdiag-gpu-"
+    ) as scratch:  # a graph from an earlier run's cache would repeat its guards
         environment["TORCHINDUCTOR_CACHE_DIR"] = scratch
         command = [sys.executable, "-m", "tests.gpu.program", mode]
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900)

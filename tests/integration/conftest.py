@@ -13,7 +13,13 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from trainer import demo
 
     directory = tmp_path_factory.mktemp("model")
-    demo.config(num_hidden_layers=2, hidden_size=32, intermediate_size=48, num_attention_heads=2, num_key_value_heads=1).save_pretrained(directory)
+    demo.config(
+        num_hidden_layers=2,
+        hidden_size=32,
+        intermediate_size=48,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+    ).save_pretrained(directory)
     demo.tokenizer().save_pretrained(directory)
     demo.write_data(directory / "data.jsonl", count=24)
     return directory

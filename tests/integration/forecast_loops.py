@@ -14,10 +14,10 @@ import torch
 from torch import nn
 
 from cftdiag.capture import Recorder, counting, track
-from cftdiag.capture.cached import entries
-from cftdiag.check.forecast.lengths import Shape, collect
-from cftdiag.check.forecast.result import SweepResult
-from cftdiag.check.forecast.sweep import sweep
+from cftdiag.capture.cache_entries import entries
+from cftdiag.forecast.forecast import SweepResult
+from cftdiag.forecast.lengths import Shape, collect
+from cftdiag.forecast.sweep import sweep
 
 Row = tuple[int, int, str]
 VOCABULARY = 96
@@ -27,13 +27,24 @@ def causal_lm(name: str) -> nn.Module:
     """A transformers model of two or three tiny layers, with weights."""
     import transformers as hf
 
-    sizes = dict(hidden_size=64, intermediate_size=112, num_attention_heads=4, num_key_value_heads=2, head_dim=16, max_position_embeddings=4096)
+    sizes = dict(
+        hidden_size=64,
+        intermediate_size=112,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=4096,
+    )
     common: dict[str, Any] = dict(vocab_size=VOCABULARY, num_hidden_layers=2, **sizes)
     configs: dict[str, Callable[[], Any]] = {
         "qwen3": lambda: hf.Qwen3Config(**common),
         "llama": lambda: hf.LlamaConfig(**common),
-        "gemma3": lambda: hf.Gemma3TextConfig(**common, sliding_window=40, layer_types=["sliding_attention", "full_attention"]),
-        "gpt2": lambda: hf.GPT2Config(vocab_size=VOCABULARY, n_embd=64, n_layer=2, n_head=4, n_positions=4096),
+        "gemma3": lambda: hf.Gemma3TextConfig(
+            **common, sliding_window=40, layer_types=["sliding_attention", "full_attention"]
+        ),
+        "gpt2": lambda: hf.GPT2Config(
+            vocab_size=VOCABULARY, n_embd=64, n_layer=2, n_head=4, n_positions=4096
+        ),
     }
     config = configs[name]()
     config._attn_implementation = "sdpa"
@@ -43,7 +54,9 @@ def causal_lm(name: str) -> nn.Module:
 
 
 class Block(nn.Module):
-    """Guards of several forms on the length: a branch on divisibility, one on size, and on request a graph break."""
+    """Guards of several forms on the length: a branch on divisibility, one on size, and on request a graph
+    break.
+    """
 
     def __init__(self, width: int, broken: bool) -> None:
         super().__init__()
@@ -71,7 +84,13 @@ class Toy(nn.Module):
         self.embedding = nn.Embedding(VOCABULARY, width)
         self.blocks = nn.ModuleList(Block(width, broken) for _ in range(3))
 
-    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor, use_cache: bool = False, attention_mask: torch.Tensor | None = None) -> Any:
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        labels: torch.Tensor,
+        use_cache: bool = False,
+        attention_mask: torch.Tensor | None = None,
+    ) -> Any:
         x = self.embedding(input_ids)
         mask = None if attention_mask is None else attention_mask.to(x.dtype)
         for block in self.blocks:
@@ -107,19 +126,39 @@ def stepper(model: nn.Module) -> Callable[[Shape], None]:
 
 
 def facts(recorder: Recorder) -> list[tuple[Any, ...]]:
-    """What torch did, in order: step, kind, compile id, the graphs that refused, and all guards of each graph compiled.
+    """What torch did, in order: step, kind, compile id, the graphs that refused, and all guards of each graph
+    compiled.
 
-    Which of several failing guards torch names for a graph is left out: it asks those first that failed most often, and so names another one after
-    another number of hits. The guards of a graph depend on the compiles before it alone.
+    Which of several failing guards torch names for a graph is left out: it asks those first that failed most
+    often, and so names another one after another number of hits. The guards of a graph depend on the compiles
+    before it alone.
     """
-    events = [e for e in recorder.events if e.kind in ("compile", "recompile", "limit_hit") and e.region != "backward"]
-    found: list[tuple[Any, ...]] = [(e.step, e.kind, e.compile_id, sorted(str(r.entry) for r in e.reasons)) for e in events]
+    events = [
+        e
+        for e in recorder.events
+        if e.kind in ("compile", "recompile", "limit_hit") and e.region != "backward"
+    ]
+    found: list[tuple[Any, ...]] = [
+        (e.step, e.kind, e.compile_id, sorted(str(r.entry) for r in e.reasons)) for e in events
+    ]
     # resume functions are left out: torch makes them anew, and not always where they can be found
-    codes = {(e.code.file, e.code.line, e.code.qualname) for e in events if e.code is not None and "resume" not in e.code.qualname}
+    codes = {
+        (e.code.file, e.code.line, e.code.qualname)
+        for e in events
+        if e.code is not None and "resume" not in e.code.qualname
+    }
     functions = [f for f in gc.get_objects() if type(f) is types.FunctionType]
-    for code in {f.__code__ for f in functions if (f.__code__.co_filename, f.__code__.co_firstlineno, f.__code__.co_qualname) in codes}:
+    for code in {
+        f.__code__
+        for f in functions
+        if (f.__code__.co_filename, f.__code__.co_firstlineno, f.__code__.co_qualname) in codes
+    }:
         found += [
-            ("guards", entry.compile_id, tuple(sorted(re.sub(r"\d{7,}|_dict___\d+", "ADDRESS", text) for text in entry.texts())))
+            (
+                "guards",
+                entry.compile_id,
+                tuple(sorted(re.sub(r"\d{7,}|_dict___\d+", "ADDRESS", text) for text in entry.texts())),
+            )
             for entry in entries(code)
         ]
     return found
@@ -131,17 +170,23 @@ def shapes_of(stream: Sequence[Row]) -> tuple[Shape, ...]:
     return ranks[0].shapes
 
 
-def foreseen(build: Callable[[], nn.Module], stream: Sequence[Row], warm: Sequence[Row] = (), **kwargs: Any) -> tuple[SweepResult, list[Any]]:
+def foreseen(
+    build: Callable[[], nn.Module], stream: Sequence[Row], warm: Sequence[Row] = (), **kwargs: Any
+) -> tuple[SweepResult, list[Any]]:
     """(the forecast, what torch did while it was made)."""
     torch._dynamo.reset()
     with Recorder() as recorder:
         model = compiled(build(), recorder, **kwargs)
-        result = sweep(stepper(model), shapes_of(stream), recorder, model=model, warm=[Shape(*row) for row in warm])
+        result = sweep(
+            stepper(model), shapes_of(stream), recorder, model=model, warm=[Shape(*row) for row in warm]
+        )
         found = facts(recorder)
     return result, found
 
 
-def happened(build: Callable[[], nn.Module], stream: Sequence[Row], warm: Sequence[Row] = (), **kwargs: Any) -> list[Any]:
+def happened(
+    build: Callable[[], nn.Module], stream: Sequence[Row], warm: Sequence[Row] = (), **kwargs: Any
+) -> list[Any]:
     """What torch did in the real run of every step; ends at the step that raises."""
     torch._dynamo.reset()
     with Recorder() as recorder:
@@ -158,14 +203,24 @@ def happened(build: Callable[[], nn.Module], stream: Sequence[Row], warm: Sequen
         return facts(recorder)
 
 
-def stream(seed: int, steps: int, batches: Sequence[int], lengths: Sequence[int], variants: Sequence[str] = ("",)) -> list[Row]:
+def stream(
+    seed: int, steps: int, batches: Sequence[int], lengths: Sequence[int], variants: Sequence[str] = ("",)
+) -> list[Row]:
     """A random order of shapes."""
     rng = random.Random(seed)
     return [(rng.choice(batches), rng.choice(lengths), rng.choice(variants)) for _ in range(steps)]
 
 
-def hold(build: Callable[[], nn.Module], rows: Sequence[Row], warm: Sequence[Row] = (), exact: bool = True, **kwargs: Any) -> SweepResult:
-    """Assert that the forecast and the real run agree event by event, and whether the map is exact; returns the forecast."""
+def hold(
+    build: Callable[[], nn.Module],
+    rows: Sequence[Row],
+    warm: Sequence[Row] = (),
+    exact: bool = True,
+    **kwargs: Any,
+) -> SweepResult:
+    """Assert that the forecast and the real run agree event by event, and whether the map is exact; returns
+    the forecast.
+    """
     result, before = foreseen(build, rows, warm, **kwargs)
     truth = happened(build, rows, warm, **kwargs)
     different = [pair for pair in itertools.zip_longest(before, truth) if pair[0] != pair[1]]

@@ -1,4 +1,6 @@
-"""Fine-tuning scripts as users write them, tiny: ``python monitor_hf.py trainer|sft|accelerate OUT [run_dir]``. Nothing here knows of a launcher."""
+"""Fine-tuning scripts as users write them, tiny: ``python monitor_hf.py trainer|sft|accelerate OUT
+[run_dir]``. Nothing here knows of a launcher.
+"""
 
 from __future__ import annotations
 
@@ -94,7 +96,11 @@ def trainer(out: str, *run_dir: str) -> None:
     data = records(int(os.environ.get("WORLD_SIZE", "1")))
     arguments = TrainingArguments(**settings(out))
     sequential(Trainer)(
-        model=tiny(), args=arguments, train_dataset=data, data_collator=collate, callbacks=[*callbacks(list(run_dir)), Dies()]
+        model=tiny(),
+        args=arguments,
+        train_dataset=data,
+        data_collator=collate,
+        callbacks=[*callbacks(list(run_dir)), Dies()],
     ).train()
     print("trained", flush=True)
 
@@ -107,10 +113,18 @@ def sft(out: str, *run_dir: str) -> None:
     from trl import SFTConfig, SFTTrainer
 
     words = {f"<{i}>": i for i in range(VOCABULARY)}
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="<3>")), pad_token="<0>", eos_token="<1>")
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="<3>")), pad_token="<0>", eos_token="<1>"
+    )
     data = Dataset.from_list([{"input_ids": row["input_ids"]} for row in records()])
     arguments = SFTConfig(**settings(out), max_length=64, shuffle_dataset=False, gradient_checkpointing=False)
-    sequential(SFTTrainer)(model=tiny(), args=arguments, train_dataset=data, processing_class=tokenizer, callbacks=callbacks(list(run_dir))).train()
+    sequential(SFTTrainer)(
+        model=tiny(),
+        args=arguments,
+        train_dataset=data,
+        processing_class=tokenizer,
+        callbacks=callbacks(list(run_dir)),
+    ).train()
     print("trained", flush=True)
 
 

@@ -1,4 +1,5 @@
-"""Small programs that the monitor's tests watch. ``python monitor_programs.py NAME [ARGS]``; none of them knows of cftdiag.
+"""Small programs that the monitor's tests watch. ``python monitor_programs.py NAME [ARGS]``; none of them
+knows of cftdiag.
 
 Every program compiles with aot_eager or eager, takes a handful of steps and prints what a test compares.
 """
@@ -48,7 +49,9 @@ def build(backend: str = "eager") -> tuple[Model, torch.optim.Optimizer]:
     return model, torch.optim.SGD(model.parameters(), lr=0.1)
 
 
-def train(model: nn.Module, optimizer: torch.optim.Optimizer, lengths: list[int], after_step=lambda step: None) -> None:
+def train(
+    model: nn.Module, optimizer: torch.optim.Optimizer, lengths: list[int], after_step=lambda step: None
+) -> None:
     """One step a length; gradients are averaged where there are several ranks."""
     for step, length in enumerate(lengths, 1):
         model(torch.ones(2, length, DIM, requires_grad=True)).sum().backward()
@@ -93,7 +96,13 @@ def killed(number: str, lengths: str = "3,3,5,5") -> None:
 def waits() -> None:
     """Trains, then waits for signals and says which came."""
     for number in (signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, lambda got, frame: (print("got", signal.Signals(got).name, flush=True), sys.exit(7) if got == signal.SIGTERM else None))
+        signal.signal(
+            number,
+            lambda got, frame: (
+                print("got", signal.Signals(got).name, flush=True),
+                sys.exit(7) if got == signal.SIGTERM else None,
+            ),
+        )
     loop("3")
     while True:
         time.sleep(0.05)
@@ -135,7 +144,9 @@ class Numbers(torch.utils.data.Dataset):
 def workers(context: str) -> None:
     """Data workers that compile, forked or spawned."""
     model, optimizer = build()
-    loader = torch.utils.data.DataLoader(Numbers(), batch_size=4, num_workers=1, multiprocessing_context=context)
+    loader = torch.utils.data.DataLoader(
+        Numbers(), batch_size=4, num_workers=1, multiprocessing_context=context
+    )
     for batch in loader:
         model(batch).sum().backward()
         optimizer.step()

@@ -1,4 +1,6 @@
-"""Run by torchrun on four ranks: HSDP of two replicas of two shards. ``torchrun --nproc-per-node 4 tests/integration/parallel_worker.py OUT``."""
+"""Run by torchrun on four ranks: HSDP of two replicas of two shards. ``torchrun --nproc-per-node 4
+tests/integration/parallel_worker.py OUT``.
+"""
 
 from __future__ import annotations
 

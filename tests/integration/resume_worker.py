@@ -1,7 +1,8 @@
 """Run by torchrun on two ranks: several training runs one after another, in one start.
 
-``torchrun --nproc-per-node 2 tests/integration/resume_worker.py RUNS`` where RUNS is a JSON list of configurations. Two keys are this worker's:
-``signal_at``: rank 1 alone sends itself SIGUSR1 once that step is in the metrics; ``full_disk``: no file may grow beyond 64 KiB in these steps.
+``torchrun --nproc-per-node 2 tests/integration/resume_worker.py RUNS`` where RUNS is a JSON list of
+configurations. Two keys are this worker's: ``signal_at``: rank 1 alone sends itself SIGUSR1 once that step is
+in the metrics; ``full_disk``: no file may grow beyond 64 KiB in these steps.
 """
 
 from __future__ import annotations

@@ -149,7 +149,13 @@ def test_transformers_gradient_checkpointing_layers() -> None:
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     config = Qwen3Config(
-        num_hidden_layers=2, hidden_size=16, intermediate_size=32, num_attention_heads=2, num_key_value_heads=1, head_dim=8, vocab_size=50
+        num_hidden_layers=2,
+        hidden_size=16,
+        intermediate_size=32,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        vocab_size=50,
     )
     model = Qwen3ForCausalLM(config).train()
     model.gradient_checkpointing_enable()
@@ -211,7 +217,9 @@ def test_resume_functions_and_helpers_belong_to_their_block() -> None:
         model(inputs())
     assert {block for _, block, _ in told(rec)} == {"layers.0"}
     resumed = [event for event in rec.events if event.detail.get("resumed")]
-    assert {event.region for event in resumed} == {event.code.qualname.rpartition(".")[2] for event in resumed if event.code}
+    assert {event.region for event in resumed} == {
+        event.code.qualname.rpartition(".")[2] for event in resumed if event.code
+    }
     assert len(resumed) == 2
 
 
@@ -224,7 +232,9 @@ def test_a_whole_model_compile_names_the_block_that_breaks() -> None:
     assert (compiled.block, compiled.block_class) == ("<root>", "Model")
     breaks = [event for event in rec.events if event.kind == "graph_break"]
     # Told by the model's frame, then by the block's and the helper's: one break.
-    assert [(event.compile_id, event.block, event.block_class) for event in breaks] == [("0/0", "layers.1", "Block")]
+    assert [(event.compile_id, event.block, event.block_class) for event in breaks] == [
+        ("0/0", "layers.1", "Block")
+    ]
 
 
 def test_a_whole_model_fullgraph_failure_names_the_block_too() -> None:
@@ -332,7 +342,8 @@ def test_a_block_that_falls_to_eager_has_no_graphs() -> None:
     class Eager(Block):
         def forward(self, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
             for _ in range(2):
-                # A break in a loop cannot be resumed from: the whole frame runs eager, though torch counts it as ok.
+                # A break in a loop cannot be resumed from: the whole frame runs eager, though torch counts it
+                # as ok.
                 torch._dynamo.graph_break()
             return x * 2
 

@@ -1,4 +1,6 @@
-"""The recorder against real torch: the traps of its hooks, one test each, and that it leaves no trace of itself."""
+"""The recorder against real torch: the traps of its hooks, one test each, and that it leaves no trace of
+itself.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ import torch
 from torch import nn
 
 from cftdiag.capture import Recorder, counting, track
-from cftdiag.capture.guards import probe
+from cftdiag.capture.cached_guards import probe
 from cftdiag.events import Event
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
@@ -23,7 +25,9 @@ TRACE = logging.getLogger("torch.__trace")
 class Block(nn.Module):
     """A block whose body is a function of (self, activation)."""
 
-    def __init__(self, body: Callable[[Any, torch.Tensor], torch.Tensor] | None = None, index: int = 0) -> None:
+    def __init__(
+        self, body: Callable[[Any, torch.Tensor], torch.Tensor] | None = None, index: int = 0
+    ) -> None:
         super().__init__()
         self.lin = nn.Linear(4, 4)
         self.body = body
@@ -44,7 +48,10 @@ def record(model: nn.Module, *batches: torch.Tensor, errors: bool = False, **kwa
     """Compile every block, run the batches through all of them."""
     with Recorder(model) as rec:
         for i, block in enumerate(model.layers):
-            block.compile(backend=counting(kwargs.get("backend", "eager"), rec), **{k: v for k, v in kwargs.items() if k != "backend"})
+            block.compile(
+                backend=counting(kwargs.get("backend", "eager"), rec),
+                **{k: v for k, v in kwargs.items() if k != "backend"},
+            )
             track(block, f"layers.{i}", rec)
         for step, x in enumerate(batches, 1):
             rec.step = step
@@ -74,7 +81,7 @@ def breaking(block: Any, x: torch.Tensor) -> torch.Tensor:
     return x + 1
 
 
-# -- the numbered traps ------------------------------------------------------------------------------------------------------------------------
+# -- the numbered traps --------------------------------------------------------------------------------------
 
 
 def test_1_a_fullgraph_failure_is_a_break_event() -> None:
@@ -92,14 +99,20 @@ def test_2_a_limit_hit_is_not_a_break() -> None:
         rec = record(model_of(Block()), *(batch(n) for n in (3, 5, 7, 9)), dynamic=False)
     [event] = of(rec, "limit_hit")
     assert (event.step, event.block, event.compile_id) == (3, "layers.0", "0/2")
-    assert (event.detail["limit"], event.detail["limit_kind"], event.detail["raised"]) == (2, "recompile_limit", False)
+    assert (event.detail["limit"], event.detail["limit_kind"], event.detail["raised"]) == (
+        2,
+        "recompile_limit",
+        False,
+    )
     assert of(rec, "graph_break") == []
     assert [e.step for e in of(rec, "recompile")] == [2]
 
 
 def test_2_with_fullgraph_a_limit_hit_raises_and_still_tells_its_limit() -> None:
     with torch._dynamo.config.patch(recompile_limit=2):
-        rec = record(model_of(Block()), *(batch(n) for n in (3, 5, 7)), errors=True, dynamic=False, fullgraph=True)
+        rec = record(
+            model_of(Block()), *(batch(n) for n in (3, 5, 7)), errors=True, dynamic=False, fullgraph=True
+        )
     [event] = of(rec, "limit_hit")
     assert (event.detail["limit"], event.detail["raised"]) == (2, True)
     assert (of(rec, "graph_break"), of(rec, "error")) == ([], [])
@@ -170,11 +183,20 @@ def test_6_requires_grad_of_the_first_entry_does_not_hide_a_changed_length() -> 
     assert (recompiles[0].guard.expected, recompiles[0].guard.actual) == ("False", "True")
     for event in recompiles[1:]:
         assert event.guard is not None
-        assert (event.guard.source, event.guard.expected, event.guard.actual) == ("L['x'].size()[1]", "3", "5")
+        assert (event.guard.source, event.guard.expected, event.guard.actual) == (
+            "L['x'].size()[1]",
+            "3",
+            "5",
+        )
         assert event.detail["changed"] == {"L['x'].size()[1]": ["3", "5"]}
     last = recompiles[-1]
-    # All entries are kept, most recently used first. The first two fail by one guard each: the size is checked after requires_grad.
-    assert [(r.entry, r.failed, r.block) for r in last.reasons] == [("0/2", 1, "layers.0"), ("0/1", 1, "layers.1"), ("0/0", 2, "layers.0")]
+    # All entries are kept, most recently used first. The first two fail by one guard each: the size is
+    # checked after requires_grad.
+    assert [(r.entry, r.failed, r.block) for r in last.reasons] == [
+        ("0/2", 1, "layers.0"),
+        ("0/1", 1, "layers.1"),
+        ("0/0", 2, "layers.0"),
+    ]
     assert [r.entry for r in last.reasons if r.closest] == ["0/1"]
 
 
@@ -227,7 +249,7 @@ def test_10_under_a_checkpoint_the_miss_is_marked() -> None:
     assert [e.detail["under_checkpoint"] for e in of(rec, "compile") if e.region == "forward"] == [True, True]
 
 
-# -- the closest entry ---------------------------------------------------------------------------------------------------------------------------
+# -- the closest entry ---------------------------------------------------------------------------------------
 
 
 def test_an_index_of_the_block_is_told_with_both_values() -> None:
@@ -252,7 +274,8 @@ def test_an_index_is_the_cause_although_a_tie_came_first_by_recency() -> None:
 
     model = model_of(Block(scaled, 0), Block(scaled, 1))
     rec = record(model, batch(3), batch(5), dynamic=False)
-    # Step 2: each block has an entry of its own that differs by the length only; the other block's differs by the index too.
+    # Step 2: each block has an entry of its own that differs by the length only; the other block's differs by
+    # the index too.
     for event in of(rec, "recompile")[1:]:
         assert event.guard is not None
         assert event.guard.source == "L['x'].size()[1]"
@@ -290,14 +313,22 @@ def test_a_shape_expression_tells_the_size_met_and_the_line() -> None:
     ("first", "second", "source", "expected", "actual"),
     [
         (dict(x=batch()), dict(x=batch().double()), "L['x']", "Float", "Double"),
-        (dict(x=batch(), mask=None), dict(x=batch(), mask=torch.ones(4)), "L['mask']", "None", "Tensor(shape=[4], dtype=torch.float32)"),
+        (
+            dict(x=batch(), mask=None),
+            dict(x=batch(), mask=torch.ones(4)),
+            "L['mask']",
+            "None",
+            "Tensor(shape=[4], dtype=torch.float32)",
+        ),
         (dict(x=batch(), k=1.5), dict(x=batch(), k=2.5), "L['k']", "1.5", "2.5"),
         (dict(x=batch(rows=2)), dict(x=batch(rows=1)), "L['x'].size()[0]", "2", "1"),
         (dict(x=batch()), dict(x=batch()[0]), "L['x']", "3", "2"),
     ],
     ids=["dtype", "none", "float", "size", "rank"],
 )
-def test_values_met_are_told_for_arguments(first: dict[str, Any], second: dict[str, Any], source: str, expected: str, actual: str) -> None:
+def test_values_met_are_told_for_arguments(
+    first: dict[str, Any], second: dict[str, Any], source: str, expected: str, actual: str
+) -> None:
     def scale(x: torch.Tensor, mask: torch.Tensor | None = None, k: float = 1.0) -> torch.Tensor:
         return x * k if mask is None else x * mask
 
@@ -318,7 +349,13 @@ def test_arguments_of_the_frame_are_told_by_name() -> None:
     with Recorder() as rec:
         torch.compile(scale, backend="eager")(batch(), 2, True, None, [1])
     found = of(rec, "compile")[0].detail["arguments"]
-    assert found["x"] == {"shape": [2, 3, 4], "dtype": "float32", "requires_grad": True, "device": "cpu", "class": "Tensor"}
+    assert found["x"] == {
+        "shape": [2, 3, 4],
+        "dtype": "float32",
+        "requires_grad": True,
+        "device": "cpu",
+        "class": "Tensor",
+    }
     assert found["k"] == {"value": 2, "type": "int"}
     assert found["flag"] == {"value": True, "type": "bool"}
     assert found["mask"] == {"value": None, "type": "NoneType"}
@@ -344,7 +381,11 @@ def test_a_backend_that_raises_is_an_error_event() -> None:
 
     rec = record(model_of(Block()), batch(), errors=True, backend=bad)
     [event] = of(rec, "error")
-    assert (event.detail["type"], event.detail["phase"], event.block) == ("BackendCompilerFailed", "backend", "layers.0")
+    assert (event.detail["type"], event.detail["phase"], event.block) == (
+        "BackendCompilerFailed",
+        "backend",
+        "layers.0",
+    )
 
 
 def test_an_error_of_the_training_loop_is_recorded_on_request() -> None:
@@ -355,11 +396,16 @@ def test_an_error_of_the_training_loop_is_recorded_on_request() -> None:
         except KeyError as error:
             rec.error(error)
     [event] = rec.events
-    assert (event.kind, event.step, event.detail["type"], event.detail["phase"]) == ("error", 7, "KeyError", "run")
+    assert (event.kind, event.step, event.detail["type"], event.detail["phase"]) == (
+        "error",
+        7,
+        "KeyError",
+        "run",
+    )
     assert event.stack[-1].code == 'raise KeyError("batch")'
 
 
-# -- probing -------------------------------------------------------------------------------------------------------------------------------------
+# -- probing -------------------------------------------------------------------------------------------------
 
 
 def test_probing_tells_which_lengths_would_hit_without_running_the_model() -> None:
@@ -377,11 +423,14 @@ def test_probing_tells_which_lengths_would_hit_without_running_the_model() -> No
     [(entry, ok, guard)] = found[20]
     assert not ok
     assert guard is not None
-    assert (guard.expression, guard.actual) == ("(x.size()[1] % 8) == 0", "20") or guard.expression == "(L['x'].size()[1] % 8) == 0"
+    assert (guard.expression, guard.actual) == (
+        "(x.size()[1] % 8) == 0",
+        "20",
+    ) or guard.expression == "(L['x'].size()[1] % 8) == 0"
     assert probe(batch.__code__, {}) == []
 
 
-# -- leaves torch as found -------------------------------------------------------------------------------------------------------------------------
+# -- leaves torch as found -----------------------------------------------------------------------------------
 
 
 def state() -> tuple[Any, ...]:
@@ -492,7 +541,7 @@ def test_a_module_that_raises_on_every_access_costs_only_its_attribution() -> No
 
 
 def test_a_broken_live_view_does_not_cost_the_event(monkeypatch: pytest.MonkeyPatch) -> None:
-    from cftdiag.capture.live import LiveCompile
+    from cftdiag.capture.live_compile import LiveCompile
 
     def broken(*args: Any) -> Any:
         raise RuntimeError("another torch")
@@ -520,7 +569,8 @@ def test_set_logs_in_between_does_not_lose_the_tap() -> None:
 
 
 def test_the_first_record_of_a_process_is_not_lost(run_python: Callable[..., Any]) -> None:
-    # torch's own handler takes itself off the list during the first record, and logging then skips the handler behind it.
+    # torch's own handler takes itself off the list during the first record, and logging then skips the
+    # handler behind it.
     done = run_python(
         """
         import torch
@@ -592,7 +642,9 @@ def test_graphs_are_kept_by_content_on_request() -> None:
         assert event.block == "layers.0"
 
 
-def test_live_events_and_the_recorded_trace_of_the_same_run_agree(run_python: Callable[..., Any], tmp_path: Any) -> None:
+def test_live_events_and_the_recorded_trace_of_the_same_run_agree(
+    run_python: Callable[..., Any], tmp_path: Any
+) -> None:
     done = run_python(
         """
         import json, sys, torch
@@ -613,6 +665,9 @@ def test_live_events_and_the_recorded_trace_of_the_same_run_agree(run_python: Ca
     from cftdiag.capture.trace import read_trace_dir
 
     live = [tuple(item) for item in json.loads(done.stdout.strip().splitlines()[-1])]
-    recorded = [(e.kind, e.compile_id, e.region, [r.entry for r in e.reasons if r.closest]) for e in read_trace_dir(tmp_path)]
+    recorded = [
+        (e.kind, e.compile_id, e.region, [r.entry for r in e.reasons if r.closest])
+        for e in read_trace_dir(tmp_path)
+    ]
     assert live == recorded
     assert {"compile", "graph_break", "recompile", "limit_hit"} <= {kind for kind, *_ in live}

@@ -1,14 +1,17 @@
-"""One model of every architecture of the catalogue ends in a verdict. Depth trace: the forward is captured, the unrolled backwards of linear
-attention would take minutes. ``make catalogue`` does all models at depth joint."""
+"""One model of every architecture of the catalogue ends in a verdict. Depth trace: the forward is captured,
+the unrolled backwards of linear attention would take minutes. ``make catalogue`` does all models at depth
+joint.
+"""
 
 import threading
 
 import pytest
 
-from cftdiag.check import catalogue
+from cftdiag import catalogue
 from cftdiag.check.viability import check_one
 
-#: The first entry of each architecture: a deep and wide one costs no more than a small one, for it is never computed.
+#: The first entry of each architecture: a deep and wide one costs no more than a small one, for it is never
+#: computed.
 MODELS = {entry.model_type: entry.name for entry in reversed(catalogue.entries())}
 
 

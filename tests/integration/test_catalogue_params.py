@@ -7,7 +7,7 @@ import warnings
 
 import pytest
 
-from cftdiag.check import catalogue
+from cftdiag import catalogue
 
 
 def _parameters(entry: catalogue.Entry) -> int:

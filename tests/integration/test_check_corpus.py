@@ -1,4 +1,6 @@
-"""Every case of the corpus, through ``cftdiag.check``: the expected cause, its block, its line or guard, and nothing else that matters."""
+"""Every case of the corpus, through ``cftdiag.check``: the expected cause, its block, its line or guard, and
+nothing else that matters.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,20 @@ import pytest
 from tests.cases.runner import load
 
 ROOT = Path(__file__).parents[2]
-CASES = sorted((ROOT / "tests/cases").glob("[0-9]*.py")) + sorted((ROOT / "tests/cases/extra").glob("[0-9]*.py"))
+CASES = sorted((ROOT / "tests/cases").glob("[0-9]*.py")) + sorted(
+    (ROOT / "tests/cases/extra").glob("[0-9]*.py")
+)
 
 
 @cache
 def reports() -> dict[str, dict]:
-    ran = subprocess.run([sys.executable, "-m", "tests.cases.runner", *map(str, CASES)], cwd=ROOT, capture_output=True, text=True, timeout=1500)
+    ran = subprocess.run(
+        [sys.executable, "-m", "tests.cases.runner", *map(str, CASES)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=1500,
+    )
     lines = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("{")]
     assert len(lines) == len(CASES), ran.stderr[-3000:]
     return {line["case"]: line for line in lines}
@@ -32,7 +42,9 @@ def names(pattern: str) -> str:
 
 
 def same_block(expected: str, found: str) -> bool:
-    return fnmatch.fnmatchcase(found, names(expected)) or fnmatch.fnmatchcase(expected.replace("*", "0"), found)
+    return fnmatch.fnmatchcase(found, names(expected)) or fnmatch.fnmatchcase(
+        expected.replace("*", "0"), found
+    )
 
 
 @pytest.mark.timeout(1800)  # the first test runs all cases

@@ -1,4 +1,6 @@
-"""``cftdiag check --data``: the forecast, the regime map, the plan and the figure of a real file of lengths, and bad files."""
+"""``cftdiag check --data``: the forecast, the regime map, the plan and the figure of a real file of lengths,
+and bad files.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,17 @@ def test_static_shapes_compile_at_every_new_length(model, tmp_path):
     """With dynamic=False each new length is a graph: the forecast says at which step of the file's order."""
     (tmp_path / "lengths.txt").write_text("21\n34\n21\n55\n34\n")
     out, plan, plots = tmp_path / "out.json", tmp_path / "plan.json", tmp_path / "plots"
-    arguments = ["check", "--model", model, "--data", str(tmp_path / "lengths.txt"), "--dynamic", "false", "--no-verify", "-q"]
+    arguments = [
+        "check",
+        "--model",
+        model,
+        "--data",
+        str(tmp_path / "lengths.txt"),
+        "--dynamic",
+        "false",
+        "--no-verify",
+        "-q",
+    ]
     code = run([*arguments, "--json", str(out), "--plan", str(plan), "--plots", str(plots)])
     report = json.loads(out.read_text())
     assert code == 0 and report["verdict"] == "viable_with_recompiles"
@@ -54,9 +66,27 @@ def test_static_shapes_compile_at_every_new_length(model, tmp_path):
 def test_dynamic_shapes_compile_once_for_the_whole_file(model, tmp_path):
     (tmp_path / "data.jsonl").write_text("".join(json.dumps({"len": 20 + i % 90}) + "\n" for i in range(400)))
     out = tmp_path / "out.json"
-    code = run(["check", "--model", model, "--data", str(tmp_path / "data.jsonl"), "--batch-size", "4", "--json", str(out), "-q"])
+    code = run(
+        [
+            "check",
+            "--model",
+            model,
+            "--data",
+            str(tmp_path / "data.jsonl"),
+            "--batch-size",
+            "4",
+            "--json",
+            str(out),
+            "-q",
+        ]
+    )
     forecast = json.loads(out.read_text())["forecast"]
-    assert code == 0 and forecast["compiles"] == 1 and forecast["data"]["samples"] == 400 and forecast["data"]["steps"] == 100
+    assert (
+        code == 0
+        and forecast["compiles"] == 1
+        and forecast["data"]["samples"] == 400
+        and forecast["data"]["steps"] == 100
+    )
     assert forecast["counts"]["probed"] >= 1
 
 

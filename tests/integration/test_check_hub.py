@@ -1,4 +1,6 @@
-"""Names that only a hub knows: each way of not getting a config is told apart, at once, against a real HTTP server."""
+"""Names that only a hub knows: each way of not getting a config is told apart, at once, against a real HTTP
+server.
+"""
 
 import http.server
 import os
@@ -33,13 +35,22 @@ def hub():
 
 def check(name, tmp_path, **env):
     command = [sys.executable, "-m", "cftdiag", "check", "--model", name]
-    done = subprocess.run(command, env={**os.environ, "HF_HOME": str(tmp_path), **env}, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        command,
+        env={**os.environ, "HF_HOME": str(tmp_path), **env},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert done.returncode == 2, done.stderr
     [line] = done.stderr.strip().splitlines()
     return line
 
 
-@pytest.mark.parametrize(("name", "told"), [("own/none", "the hub has no such model"), ("own/gated", "its owner gives access on request")])
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [("own/none", "the hub has no such model"), ("own/gated", "its owner gives access on request")],
+)
 def test_what_the_hub_answers(name, told, hub, tmp_path):
     assert told in check(name, tmp_path, HF_ENDPOINT=hub, HF_HUB_OFFLINE="0")
 

@@ -1,4 +1,6 @@
-"""Compiled against eager: wrong losses and gradients are found, and dropout, half precision and tied weights raise no alarm."""
+"""Compiled against eager: wrong losses and gradients are found, and dropout, half precision and tied weights
+raise no alarm.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Models that are not the catalogue's: code that comes with a directory, a build() that asks for kernels which are not installed."""
+"""Models that are not the catalogue's: code that comes with a directory, a build() that asks for kernels
+which are not installed.
+"""
 
 import json
 
@@ -6,7 +8,7 @@ import pytest
 
 from cftdiag.check import InputError
 from cftdiag.check.driver import run_check
-from cftdiag.check.options import CheckOptions
+from cftdiag.options import CheckOptions
 
 SIZES = {
     "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
@@ -34,19 +36,25 @@ def directory(tmp_path, monkeypatch):
     model.mkdir()
     (model / "modeling_own.py").write_text(MODELING)
     auto_map = {"AutoConfig": "modeling_own.OwnConfig", "AutoModelForCausalLM": "modeling_own.OwnForCausalLM"}
-    (model / "config.json").write_text(json.dumps(SIZES | {"model_type": "own_of_the_test", "auto_map": auto_map}))
+    (model / "config.json").write_text(
+        json.dumps(SIZES | {"model_type": "own_of_the_test", "auto_map": auto_map})
+    )
     return model
 
 
 def test_code_of_a_directory_runs_when_it_is_trusted(directory):
-    report = run_check(CheckOptions(model=str(directory), trust_remote_code=True, lengths=(24, 40), verify=False))
+    report = run_check(
+        CheckOptions(model=str(directory), trust_remote_code=True, lengths=(24, 40), verify=False)
+    )
     assert report.verdict == "viable", report.findings
     assert report.subject["model_class"] == "OwnForCausalLM"
     assert [b.cls for b in report.blocks] == ["LlamaDecoderLayer"] * 2
 
 
 def test_code_of_a_directory_is_refused_with_the_flag_that_allows_it(directory):
-    with pytest.raises(InputError, match=r"model_type 'own_of_the_test' is unknown .*: pass --trust-remote-code"):
+    with pytest.raises(
+        InputError, match=r"model_type 'own_of_the_test' is unknown .*: pass --trust-remote-code"
+    ):
         run_check(CheckOptions(model=str(directory), lengths=(24,)))
 
 

@@ -1,4 +1,6 @@
-"""Passes in child processes: what a child said is kept whatever becomes of it, and nothing of it is left behind."""
+"""Passes in child processes: what a child said is kept whatever becomes of it, and nothing of it is left
+behind.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ import time
 
 import pytest
 
-from cftdiag.check.process import LiveFork, Pass
+from cftdiag.passes.launch import LiveFork, Pass
 
 
 def messages(run, timeout=20.0):
@@ -95,9 +97,11 @@ def test_leaving_early_stops_the_child():
 
 
 def test_a_server_goes_on_after_a_pass_that_was_left_early(tmp_path):
-    """A refused input ends the reading of a pass before its end; the next pass must not be given the last one's answers."""
-    from cftdiag.check.options import CheckOptions
-    from cftdiag.check.process import ForkServer
+    """A refused input ends the reading of a pass before its end; the next pass must not be given the last
+    one's answers.
+    """
+    from cftdiag.options import CheckOptions
+    from cftdiag.passes.launch import ForkServer
 
     (tmp_path / "bad.py").write_text("def build():\n    return None\n")
     recipe = {"type": "file", "name": "bad.py:build", "path": str(tmp_path / "bad.py"), "attr": "build"}
@@ -116,8 +120,8 @@ def test_a_server_goes_on_after_a_pass_that_was_left_early(tmp_path):
 SERVER = """
 import sys
 from cftdiag.check.driver import Driver
-from cftdiag.check.options import CheckOptions
-from cftdiag.check.process import ForkServer, Pass
+from cftdiag.options import CheckOptions
+from cftdiag.passes.launch import ForkServer, Pass
 server = ForkServer()
 print("server", server._process.pid, flush=True)
 options = CheckOptions(model="x").to_dict()

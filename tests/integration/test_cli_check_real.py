@@ -1,4 +1,6 @@
-"""The command line around real checks of small models: verdict, exit code, one line for bad input, no child left behind."""
+"""The command line around real checks of small models: verdict, exit code, one line for bad input, no child
+left behind.
+"""
 
 from __future__ import annotations
 
@@ -46,14 +48,18 @@ def build():
 """
 
 
-def _write(tmp_path: Path, line: str = "pass", build: str = "pass", lengths: tuple[int, ...] = (10, 12)) -> str:
+def _write(
+    tmp_path: Path, line: str = "pass", build: str = "pass", lengths: tuple[int, ...] = (10, 12)
+) -> str:
     path = tmp_path / "mine.py"
     path.write_text(textwrap.dedent(MODEL).format(line=line, build=build, lengths=lengths))
     return f"{path}:build"
 
 
 def _check(*args: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "cftdiag", "check", *args], capture_output=True, text=True, timeout=300)
+    return subprocess.run(
+        [sys.executable, "-m", "cftdiag", "check", *args], capture_output=True, text=True, timeout=300
+    )
 
 
 def test_a_clean_model_is_viable(tmp_path: Path) -> None:

@@ -12,7 +12,9 @@ from cftdiag import doctor
 
 
 def test_the_check_works_in_the_test_environment() -> None:
-    done = subprocess.run([sys.executable, "-m", "cftdiag", "doctor", "--json"], capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-m", "cftdiag", "doctor", "--json"], capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     state = json.loads(done.stdout)
     assert state["schema"] == "cftdiag.doctor/1"
@@ -53,7 +55,7 @@ def test_new_enough_torch_is_no_problem(version: str) -> None:
 
 
 def test_a_self_test_that_raises_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    selftest = pytest.importorskip("cftdiag.capture.selftest")
+    selftest = pytest.importorskip("cftdiag.capture.self_test")
 
     def broken() -> None:
         raise RuntimeError("no hook")

@@ -1,7 +1,7 @@
 """Every example of a cause yields its cause, on the real Recorder; those that behaviour shows, in the check.
 
-Each pass runs in a forked child of its own. What `cftdiag kernels` shows is in ``test_target_kernels.py``; the corpus and the extra cases run through
-the check in ``test_check_corpus.py``.
+Each pass runs in a forked child of its own. What `cftdiag kernels` shows is in ``test_target_kernels.py``;
+the corpus and the extra cases run through the check in ``test_check_corpus.py``.
 """
 
 from __future__ import annotations
@@ -13,11 +13,16 @@ from typing import Any
 import pytest
 
 from cftdiag.diagnose import CAUSES
-from cftdiag.diagnose.cause import CHECK
+from cftdiag.diagnose.engine.cause import CHECK
 from tests import diagnose_case
 
 EXAMPLES = Path(diagnose_case.__file__).parents[1] / "cftdiag" / "diagnose" / "examples"
-BY_BEHAVIOUR = {"late_hook_ignored", "compiled_region_not_reached", "saved_tensor_hooks_whole_graph", "silent_wrong_numerics"}
+BY_BEHAVIOUR = {
+    "late_hook_ignored",
+    "compiled_region_not_reached",
+    "saved_tensor_hooks_whole_graph",
+    "silent_wrong_numerics",
+}
 
 
 def shown(key: str) -> list[dict[str, Any]]:
@@ -26,7 +31,14 @@ def shown(key: str) -> list[dict[str, Any]]:
     return diagnose_case.findings_of(path, fullgraph=CAUSES[key].kinds == ("graph_break",))
 
 
-@pytest.mark.parametrize("key", [key for key, cause in CAUSES.items() if cause.seen_by == CHECK and cause.example and key not in BY_BEHAVIOUR])
+@pytest.mark.parametrize(
+    "key",
+    [
+        key
+        for key, cause in CAUSES.items()
+        if cause.seen_by == CHECK and cause.example and key not in BY_BEHAVIOUR
+    ],
+)
 def test_example_yields_its_cause(key: str) -> None:
     found = [f for f in shown(key) if f["cause"] == key]
     assert found

@@ -4,7 +4,18 @@ import pytest
 import torch
 import torch._dynamo as dynamo
 
-from cftdiag.check.fastforward import EVENTS, SKIPPED, SkipMode, fast_forward, mark, mark_weights, reset, routing_policy, status, trace_only
+from cftdiag.fastforward import (
+    EVENTS,
+    SKIPPED,
+    SkipMode,
+    fast_forward,
+    mark,
+    mark_weights,
+    reset,
+    routing_policy,
+    status,
+    trace_only,
+)
 
 WIDTH = 64
 
@@ -96,14 +107,18 @@ def test_number_read_from_activations_is_declared(backend):
         y = torch.compile(fn, backend=backend, dynamic=True)(torch.zeros(9, WIDTH))
     assert status(y) == SKIPPED and y.shape == (9, WIDTH)
     assert "aten._local_scalar_dense.default" in reads()
-    assert {n.line for n in EVENTS if n.what == "read" and n.file == __file__} >= {fn.__code__.co_firstlineno + 4}
+    assert {n.line for n in EVENTS if n.what == "read" and n.file == __file__} >= {
+        fn.__code__.co_firstlineno + 4
+    }
 
 
 def mixtral(experts, top_k, fullgraph):
     from transformers import MixtralConfig
     from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
 
-    config = MixtralConfig(hidden_size=WIDTH, intermediate_size=96, num_local_experts=experts, num_experts_per_tok=top_k)
+    config = MixtralConfig(
+        hidden_size=WIDTH, intermediate_size=96, num_local_experts=experts, num_experts_per_tok=top_k
+    )
     config._experts_implementation = "eager"
     with SkipMode():
         block = mark_weights(MixtralSparseMoeBlock(config))
@@ -148,11 +163,13 @@ def test_dynamo_does_not_see_the_declaring_methods():
         return x * sizes.tolist()[0]
 
     with SkipMode():
-        torch.compile(fn, backend=fast_forward, fullgraph=True, dynamic=True)(torch.zeros(3), torch.tensor([2, 3]))
+        torch.compile(fn, backend=fast_forward, fullgraph=True, dynamic=True)(
+            torch.zeros(3), torch.tensor([2, 3])
+        )
         with pytest.raises(torch._dynamo.exc.Unsupported, match=r"numpy|data"):
             with dynamo.config.patch(trace_numpy=False):
                 torch.compile(lambda x: x.numpy(), backend=fast_forward, fullgraph=True)(torch.zeros(3))
-        assert torch.Tensor.tolist.__module__ == "cftdiag.check.fastforward.reads"
+        assert torch.Tensor.tolist.__module__ == "cftdiag.fastforward.host_reads"
 
 
 def test_skipped_loss_counts_as_finite():

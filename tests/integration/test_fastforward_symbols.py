@@ -6,8 +6,8 @@ import torch._dynamo as dynamo
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from cftdiag.check.fastforward import EVENTS, STATS, fast_forward, reset
-from cftdiag.check.fastforward.symbols import Binder, Values, expr_of
+from cftdiag.fastforward import EVENTS, STATS, fast_forward, reset
+from cftdiag.fastforward.symbols import Binder, Values, expr_of
 
 
 @pytest.fixture(autouse=True)
@@ -74,7 +74,9 @@ class Block(torch.nn.Module):
 
 @pytest.mark.parametrize("checkpoint", [False, True])
 def test_flattened_batch(checkpoint):
-    """Saved activations are (batch*length, width); both change without a recompile; gradients have the right shape."""
+    """Saved activations are (batch*length, width); both change without a recompile; gradients have the right
+    shape.
+    """
     block = Block()
     if checkpoint:
         from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper

@@ -5,7 +5,19 @@ import torch
 import torch._dynamo as dynamo
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
-from cftdiag.check.fastforward import ASSUMED, EVENTS, SKIPPED, STATS, SkipMode, fast_forward, mark, mark_weights, reset, routing_policy, status
+from cftdiag.fastforward import (
+    ASSUMED,
+    EVENTS,
+    SKIPPED,
+    STATS,
+    SkipMode,
+    fast_forward,
+    mark,
+    mark_weights,
+    reset,
+    routing_policy,
+    status,
+)
 
 WIDTH, EXPERTS, TOP_K = 64, 4, 2
 
@@ -35,7 +47,11 @@ def _fresh():
         yield
 
 
-COUNTS = {"balanced": lambda t: [t // 2] * 4, "all_to_first": lambda t: [t, t, 0, 0], "idle_and_single": lambda t: [t - 1, t, 1, 0]}
+COUNTS = {
+    "balanced": lambda t: [t // 2] * 4,
+    "all_to_first": lambda t: [t, t, 0, 0],
+    "idle_and_single": lambda t: [t - 1, t, 1, 0],
+}
 
 
 @pytest.mark.parametrize("policy", COUNTS)
@@ -113,5 +129,7 @@ def test_made_up_number_respects_the_asserted_range():
         return x.new_zeros(n)
 
     with SkipMode():
-        out = torch.compile(fn, backend=fast_forward, dynamic=True, fullgraph=True)(mark(torch.zeros(1, WIDTH), SKIPPED))
+        out = torch.compile(fn, backend=fast_forward, dynamic=True, fullgraph=True)(
+            mark(torch.zeros(1, WIDTH), SKIPPED)
+        )
     assert out.numel() >= 16 or status(out) != SKIPPED

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from cftdiag.capture.cached import Call, Calls, entries
-from cftdiag.check.forecast.frames import Described, Frame, Unexplained, describe, global_state, restored
-from cftdiag.check.forecast.keep import unchanged
+from cftdiag.capture.cache_entries import Call, Calls, entries
+from cftdiag.forecast.frame_locals import Described, Frame, Unexplained, describe, global_state, restored
+from cftdiag.forecast.model_state import unchanged
 
 SEEN = [(2, 33), (2, 50), (3, 50), (2, 131), (4, 77)]
 
@@ -45,7 +45,14 @@ def arguments(b: int, s: int) -> dict[str, Any]:
 def geometry(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         base = geometry(value._base) if value._is_view() else None
-        return list(value.shape), list(value.stride()), value.storage_offset(), value.dtype, value.requires_grad, base
+        return (
+            list(value.shape),
+            list(value.stride()),
+            value.storage_offset(),
+            value.dtype,
+            value.requires_grad,
+            base,
+        )
     if isinstance(value, dict):
         return {key: geometry(item) for key, item in value.items()}
     return type(value)(geometry(item) for item in value) if isinstance(value, (tuple, list)) else value
@@ -74,7 +81,10 @@ def test_huge_shapes_take_address_space_alone() -> None:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda b, s: {"x": torch.zeros(b, s * s % 7 + 1)}, r"L\['x'\]\.\w+\(\)\[\d\] follows no known formula"),
+        (
+            lambda b, s: {"x": torch.zeros(b, s * s % 7 + 1)},
+            r"L\['x'\]\.\w+\(\)\[\d\] follows no known formula",
+        ),
         (lambda b, s: {"x": object()}, r"L\['x'\] is another object in each call"),
     ],
 )

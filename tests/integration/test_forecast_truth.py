@@ -24,7 +24,9 @@ _LENGTHS = (16, 24, 33, 40, 41, 57, 64, 65, 80, 96, 100, 128)
         ("gpt2", None, 5, ("", "padded")),
     ],
 )
-def test_transformers_loops(model: str, dynamic: bool | None, seed: int, variants: tuple[str, ...], run_python) -> None:  # type: ignore[no-untyped-def]
+def test_transformers_loops(
+    model: str, dynamic: bool | None, seed: int, variants: tuple[str, ...], run_python
+) -> None:  # type: ignore[no-untyped-def]
     run_python(
         _START
         + f"""
@@ -70,7 +72,7 @@ def test_a_first_length_that_equals_a_dimension_specialises_and_is_no_representa
     run_python(
         _START
         + """
-from cftdiag.check.forecast.regimes import collides
+from cftdiag.forecast.regime_map import collides
 class Ducky(nn.Module):
     def __init__(self):
         super().__init__()

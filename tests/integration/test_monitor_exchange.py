@@ -39,8 +39,19 @@ def run(tmp_path: Path, ranks: int, where: str, local_world_size: str) -> None:
     wrapper.write_text(
         f"import os, runpy, sys\nos.environ['LOCAL_WORLD_SIZE'] = {local_world_size!r}\nrunpy.run_path({str(script)!r}, run_name='__main__')"
     )
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), str(wrapper), str(tmp_path), where]
-    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=240)
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        str(ranks),
+        str(wrapper),
+        str(tmp_path),
+        where,
+    ]
+    done = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=240
+    )
     assert done.returncode == 0, done.stderr
     assert "no exchange" not in done.stderr, done.stderr
 

@@ -251,7 +251,9 @@ def test_memory_stays_bounded_over_100000_steps(run_python: Run, tmp_path: Path)
     run_python(body(code), str(tmp_path / "run"))
 
 
-@pytest.mark.parametrize("option", [{"on_recompile": "panic"}, {"exchange": "mail"}, {"plan": "/no/such/plan.json"}])
+@pytest.mark.parametrize(
+    "option", [{"on_recompile": "panic"}, {"exchange": "mail"}, {"plan": "/no/such/plan.json"}]
+)
 def test_bad_options_are_refused(option: dict[str, str]) -> None:
     from cftdiag.monitor import Monitor
 

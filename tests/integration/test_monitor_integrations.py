@@ -23,20 +23,39 @@ def has(name: str) -> bool:
     return importlib.util.find_spec(name) is not None
 
 
-def start(*command: str, env: dict[str, str] | None = None, timeout: float = 400) -> subprocess.CompletedProcess[str]:
+def start(
+    *command: str, env: dict[str, str] | None = None, timeout: float = 400
+) -> subprocess.CompletedProcess[str]:
     merged = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **(env or {})}
     return subprocess.run(command, env=merged, capture_output=True, text=True, timeout=timeout, cwd=ROOT)
 
 
 @pytest.mark.slow
 def test_an_unmodified_trainer_script_on_two_ranks_killed(tmp_path: Path) -> None:
-    """The whole promise: two ranks, no change to the script, every recompile told live, and a report after SIGKILL."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(SCRIPT), "trainer", str(tmp_path / "out")]
-    done = start(*RUN, "--run-dir", str(tmp_path / "run"), "--warmup-steps", "2", "--", *torchrun, env={"KILL_AT": "4"})
+    """The whole promise: two ranks, no change to the script, every recompile told live, and a report after
+    SIGKILL.
+    """
+    torchrun = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        str(SCRIPT),
+        "trainer",
+        str(tmp_path / "out"),
+    ]
+    done = start(
+        *RUN, "--run-dir", str(tmp_path / "run"), "--warmup-steps", "2", "--", *torchrun, env={"KILL_AT": "4"}
+    )
     assert done.returncode != 0
     assert "trained" not in done.stdout
     # One line, or one a rank where a slow machine lets them compile seconds apart.
-    told = [line for line in done.stderr.splitlines() if line.startswith("cftdiag: step 3") and "recompile of" in line]
+    told = [
+        line
+        for line in done.stderr.splitlines()
+        if line.startswith("cftdiag: step 3") and "recompile of" in line
+    ]
     assert told
     for line in told:
         assert ", recompile of <root>, batch 2 x 24: seq_len; guard" in line
@@ -45,7 +64,10 @@ def test_an_unmodified_trainer_script_on_two_ranks_killed(tmp_path: Path) -> Non
     # The last second of steps may be lost with the process; no event is.
     assert data["ranks"] == 2
     assert data["steps"] in (3, 4)
-    assert {(r["rank"], r["step"], r["cause"]) for r in data["recompiles"]} == {(0, 3, "seq_len"), (1, 3, "seq_len")}
+    assert {(r["rank"], r["step"], r["cause"]) for r in data["recompiles"]} == {
+        (0, 3, "seq_len"),
+        (1, 3, "seq_len"),
+    }
     assert all(r["seconds"] > 0 for r in data["recompiles"])
     assert [row["ended"] for row in data["by_rank"]] == [False, False]
     found = {(f["kind"], f["cause"]) for f in data["findings"]}
@@ -56,7 +78,10 @@ def test_an_unmodified_trainer_script_on_two_ranks_killed(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "needs", "steps"), [("trainer", "accelerate", 4), ("accelerate", "accelerate", 2), ("sft", "trl", 4)])
+@pytest.mark.parametrize(
+    ("kind", "needs", "steps"),
+    [("trainer", "accelerate", 4), ("accelerate", "accelerate", 2), ("sft", "trl", 4)],
+)
 def test_trainers(tmp_path: Path, kind: str, needs: str, steps: int) -> None:
     if not has(needs):
         pytest.skip(f"{needs} is not installed")

@@ -27,7 +27,12 @@ def watch(
 ) -> subprocess.CompletedProcess[str]:
     merged = {**os.environ, "PYTHONPATH": str(ROOT), **(env or {})}
     return subprocess.run(
-        [*RUN, "--run-dir", str(run_dir), *options, "--", *command], env=merged, capture_output=True, text=True, timeout=timeout, cwd=run_dir.parent
+        [*RUN, "--run-dir", str(run_dir), *options, "--", *command],
+        env=merged,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        cwd=run_dir.parent,
     )
 
 
@@ -45,7 +50,9 @@ def test_recompile_is_told_with_block_cause_and_remedy(tmp_path: Path) -> None:
     data = report(tmp_path / "run")
     assert data["verdict"] == "viable_with_recompiles"
     assert (data["ranks"], data["steps"], data["ended"]["exit_code"]) == (1, 4, 0)
-    assert [(r["step"], r["block"], r["cause"], r["batch"]) for r in data["recompiles"]] == [(4, "layers.0", "seq_len", [2, 5])]
+    assert [(r["step"], r["block"], r["cause"], r["batch"]) for r in data["recompiles"]] == [
+        (4, "layers.0", "seq_len", [2, 5])
+    ]
     assert data["recompiles"][0]["seconds"] > 0
     assert [a["kind"] for a in data["alarms"]] == ["recompile_after_warmup"]
 
@@ -70,7 +77,10 @@ def test_two_ranks_under_torchrun_and_the_one_that_compiled_alone(tmp_path: Path
     assert "rank_divergent_recompile" in [f["cause"] for f in data["findings"]]
     assert "recompile of layers.0, batch 2 x 5: seq_len" in done.stderr
     # The agent imports torch and compiles nothing: it leaves no file.
-    assert sorted(p.name for p in (tmp_path / "run" / "events").iterdir()) == ["rank00000.jsonl", "rank00001.jsonl"]
+    assert sorted(p.name for p in (tmp_path / "run" / "events").iterdir()) == [
+        "rank00000.jsonl",
+        "rank00001.jsonl",
+    ]
 
 
 @pytest.mark.parametrize(("program", "code"), [(["exits", "0"], 0), (["exits", "5"], 5), (["raises"], 1)])
@@ -99,7 +109,13 @@ def test_death_by_signal_passes_through_and_leaves_a_full_report(tmp_path: Path)
 
 def test_signals_are_handed_on(tmp_path: Path) -> None:
     command = [*RUN, "--run-dir", str(tmp_path / "run"), "--", *PYTHON, "waits"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}, start_new_session=True)
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        start_new_session=True,
+    )
     assert process.stdout is not None
     assert process.stdout.readline() == "done\n"
     process.send_signal(signal.SIGUSR1)
@@ -118,7 +134,9 @@ def test_raise_ends_the_group_with_an_error(tmp_path: Path) -> None:
 
 
 def test_max_steps_ends_every_rank_with_success(tmp_path: Path) -> None:
-    done = watch(tmp_path / "run", [*TORCHRUN, "2", str(PROGRAMS), "ranks", "3,3,3,3,3,3"], "--max-steps", "3")
+    done = watch(
+        tmp_path / "run", [*TORCHRUN, "2", str(PROGRAMS), "ranks", "3,3,3,3,3,3"], "--max-steps", "3"
+    )
     assert done.returncode == 0, done.stderr
     assert [row["steps"] for row in report(tmp_path / "run")["by_rank"]] == [3, 3]
 
@@ -159,7 +177,9 @@ def test_nothing_is_imported_that_the_script_does_not_import(tmp_path: Path) -> 
 
 def test_the_users_own_sitecustomize_and_pythonpath_are_kept(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "sitecustomize.py").write_text("import builtins, sys\nbuiltins.mine = [__name__, __file__]\n")
+    (tmp_path / "mine" / "sitecustomize.py").write_text(
+        "import builtins, sys\nbuiltins.mine = [__name__, __file__]\n"
+    )
     script = "import sys, sitecustomize; print(mine); print(sitecustomize.__file__); print([p for p in sys.path if 'inject' in p])"
     env = {"PYTHONPATH": os.pathsep.join((str(tmp_path / "mine"), str(ROOT)))}
     done = watch(tmp_path / "run", [sys.executable, "-c", script], env=env)
@@ -203,17 +223,38 @@ def test_bad_input_is_one_line(tmp_path: Path) -> None:
         (tmp_path / "new", ["no-such-command"], "cannot start no-such-command"),
         (Path("/proc/1/run"), ["true"], "cannot write the run directory"),
     ):
-        done = subprocess.run([*RUN, "--run-dir", str(directory), "--quiet", "--", *command], capture_output=True, text=True, cwd=ROOT)
+        done = subprocess.run(
+            [*RUN, "--run-dir", str(directory), "--quiet", "--", *command],
+            capture_output=True,
+            text=True,
+            cwd=ROOT,
+        )
         assert done.returncode == 2
         assert said in done.stderr
         assert len(done.stderr.splitlines()) == 1
 
 
 def test_the_view_shows_who_waits_while_it_lasts(tmp_path: Path) -> None:
-    from cftdiag.monitor.view import View
+    from cftdiag.monitor.run_state import View
 
-    command = [*RUN, "--run-dir", str(tmp_path / "run"), "--quiet", "--", *TORCHRUN, "2", str(PROGRAMS), "stalls", "6"]
-    process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    command = [
+        *RUN,
+        "--run-dir",
+        str(tmp_path / "run"),
+        "--quiet",
+        "--",
+        *TORCHRUN,
+        "2",
+        str(PROGRAMS),
+        "stalls",
+        "6",
+    ]
+    process = subprocess.Popen(
+        command,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     said = None
     try:
         view = View(tmp_path / "run")

@@ -1,4 +1,6 @@
-"""The monitor's events against torch's own structured trace of the same run, as tlparse reads it: the same compiles, breaks, recompiles."""
+"""The monitor's events against torch's own structured trace of the same run, as tlparse reads it: the same
+compiles, breaks, recompiles.
+"""
 
 from __future__ import annotations
 
@@ -129,23 +131,36 @@ def test_events_agree_with_tlparse(run_python: Run, tmp_path: Path, name: str) -
         def said(artifact: str) -> collections.Counter[str]:
             return collections.Counter({cid: n for cid, names in truth.items() if (n := names[artifact])})
 
-        compiles = collections.Counter(e.compile_id or "" for e in events if e.kind == "compile" and e.region != "backward")
+        compiles = collections.Counter(
+            e.compile_id or "" for e in events if e.kind == "compile" and e.region != "backward"
+        )
         assert compiles + count(events, "limit_hit") == said("compilation_metrics"), source
-        assert collections.Counter(e.compile_id or "" for e in events if e.region == "backward") == said("bwd_compilation_metrics"), source
+        assert collections.Counter(e.compile_id or "" for e in events if e.region == "backward") == said(
+            "bwd_compilation_metrics"
+        ), source
         assert count(events, "recompile") + count(events, "limit_hit") == said("recompile_reasons"), source
-        breaks = {(e.compile_id or "", e.stack[-1].line) for e in events if e.kind == "graph_break" and not e.detail["fullgraph"]}
+        breaks = {
+            (e.compile_id or "", e.stack[-1].line)
+            for e in events
+            if e.kind == "graph_break" and not e.detail["fullgraph"]
+        }
         if name == "item":
-            # torch reports a break again for each frame that it passes on its way out; it is one break, told once a compile of its own.
+            # torch reports a break again for each frame that it passes on its way out; it is one break, told
+            # once a compile of its own.
             assert breaks < lines and {line for _, line in breaks} == {line for _, line in lines}, source
         else:
             assert breaks == lines, source
             assert count(events, "graph_break", fullgraph=False) == said("dynamo_graph_break_reason"), source
-        graphs = collections.Counter({e.compile_id or "": n for e in events if e.kind == "compile" and (n := e.detail.get("graphs"))})
+        graphs = collections.Counter(
+            {e.compile_id or "": n for e in events if e.kind == "compile" and (n := e.detail.get("graphs"))}
+        )
         assert graphs == said("dynamo_output_graph"), source
     # What a live process adds is names and steps, never another number of events.
     live, recorded = report(tmp_path / "run"), report(tmp_path / "trace")
     for kind in ("compiles", "recompiles", "limit_hits"):
         assert [r["compile_id"] for r in live[kind]] == [r["compile_id"] for r in recorded[kind]], kind
-    assert [(r["compile_id"], r["guard"]) for r in live["recompiles"]] == [(r["compile_id"], r["guard"]) for r in recorded["recompiles"]]
+    assert [(r["compile_id"], r["guard"]) for r in live["recompiles"]] == [
+        (r["compile_id"], r["guard"]) for r in recorded["recompiles"]
+    ]
     assert recorded["source"]["kind"] == "trace"
     assert any(live[kind] for kind in ("recompiles", "graph_breaks", "limit_hits"))

@@ -1,4 +1,6 @@
-"""Flash and flex attention are checked on transformers' own path, with stand-ins only for what this machine lacks."""
+"""Flash and flex attention are checked on transformers' own path, with stand-ins only for what this machine
+lacks.
+"""
 
 import pytest
 import torch
@@ -6,9 +8,17 @@ import torch._dynamo as dynamo
 import torch.nn.attention.flex_attention as torch_flex
 import torch.nn.functional as F
 
-from cftdiag.check.fastforward import STATS, Graph, SkipMode, fast_forward, reset, trace_only
-from cftdiag.check.program import DepthNotReached, build_model, find_blocks, flash, flex, make_batches, wrap_blocks
-from cftdiag.check.program.flash_ops import flash_attention, flash_attention_varlen
+from cftdiag.fastforward import STATS, Graph, SkipMode, fast_forward, reset, trace_only
+from cftdiag.recipe import (
+    DepthNotReached,
+    build_model,
+    find_blocks,
+    flash_standins,
+    flex_on_cpu,
+    make_batches,
+    wrap_blocks,
+)
+from cftdiag.recipe.flash_kernels import flash_attention, flash_attention_varlen
 
 TINY = {
     "model_type": "qwen3", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -44,7 +54,11 @@ def targets(monkeypatch):
 def run(config, attn, *, backend=fast_forward, fullgraph=True, lengths=(150, 170, 301), **batches):
     model = build_model(config, attn=attn)
     with SkipMode():
-        program = wrap_blocks(model, find_blocks(model), compile=lambda m, name: m.compile(backend=backend, dynamic=True, fullgraph=fullgraph))
+        program = wrap_blocks(
+            model,
+            find_blocks(model),
+            compile=lambda m, name: m.compile(backend=backend, dynamic=True, fullgraph=fullgraph),
+        )
         for batch in make_batches(model.config, lengths=lengths, model=model, **batches):
             program.step(batch.kwargs)
             assert all(p.grad is not None for p in model.parameters())
@@ -53,7 +67,14 @@ def run(config, attn, *, backend=fast_forward, fullgraph=True, lengths=(150, 170
 
 
 def test_a_model_file_that_imports_the_kernels_call_only_with_a_kernel_gets_it():
-    falcon = {"model_type": "falcon", "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": 90, "alibi": False}
+    falcon = {
+        "model_type": "falcon",
+        "hidden_size": 64,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "vocab_size": 90,
+        "alibi": False,
+    }
     model = build_model(falcon, attn="flash_attention_2")
     [batch] = make_batches(model.config, lengths=(30,), model=model)
     with SkipMode():
@@ -65,7 +86,9 @@ def test_flash_attention_breaks_at_the_packed_sequence_test():
         run(TINY, "flash_attention_2", lengths=(30,))
 
 
-@pytest.mark.parametrize("attn, packed", [("flash_attention_2", False), ("flash_attention_2", True), ("flash_attention_3", True)])
+@pytest.mark.parametrize(
+    "attn, packed", [("flash_attention_2", False), ("flash_attention_2", True), ("flash_attention_3", True)]
+)
 def test_variable_length_arguments_capture_whole(attn, packed, targets):
     run(TINY, attn, packed=packed, flash_varlen=True)
     assert STATS["fwd"] == STATS["bwd"] == 1
@@ -109,7 +132,9 @@ def test_stand_ins_compute_what_sdpa_computes_on_a_packed_row(attn, varlen):
 def test_kernel_semantics():
     q, k, v = (torch.randn(2, n, h, 8, dtype=torch.bfloat16) for n, h in ((6, 4), (6, 2), (6, 2)))
     mask = torch.ones(6, 6, dtype=torch.bool).tril() & ~torch.ones(6, 6, dtype=torch.bool).tril(-3)
-    expected = F.scaled_dot_product_attention(*(t.transpose(1, 2) for t in (q, k, v)), attn_mask=mask, enable_gqa=True).transpose(1, 2)
+    expected = F.scaled_dot_product_attention(
+        *(t.transpose(1, 2) for t in (q, k, v)), attn_mask=mask, enable_gqa=True
+    ).transpose(1, 2)
     out, lse = flash_attention(q, k, v, 8**-0.5, True, 2, 0, 0.0)
     torch.testing.assert_close(out, expected, atol=2e-2, rtol=2e-2)
     assert lse.shape == (2, 4, 6) and lse.dtype == torch.float32
@@ -118,18 +143,23 @@ def test_kernel_semantics():
     ends = torch.tensor([0, 2, 6], dtype=torch.int32)
     arguments = (q[0], k[0], v[0], ends, ends, 4, 4, 8**-0.5, True, -1, -1, 0.0)
     split = [
-        F.scaled_dot_product_attention(*(t[0, a:b].transpose(0, 1) for t in (q, k, v)), is_causal=True, enable_gqa=True) for a, b in ((0, 2), (2, 6))
+        F.scaled_dot_product_attention(
+            *(t[0, a:b].transpose(0, 1) for t in (q, k, v)), is_causal=True, enable_gqa=True
+        )
+        for a, b in ((0, 2), (2, 6))
     ]
-    torch.testing.assert_close(flash_attention_varlen(*arguments)[0], torch.cat(split, 1).transpose(0, 1), atol=2e-2, rtol=2e-2)
+    torch.testing.assert_close(
+        flash_attention_varlen(*arguments)[0], torch.cat(split, 1).transpose(0, 1), atol=2e-2, rtol=2e-2
+    )
     torch.library.opcheck(flash_attention_varlen, arguments, test_utils=("test_schema", "test_faketensor"))
 
 
 def test_flash_stand_ins_end_with_their_context():
     import transformers.modeling_flash_attention_utils as utils
 
-    flash._installed.close()
+    flash_standins._installed.close()
     load = utils._lazy_imports
-    with flash.stand_ins():
+    with flash_standins.stand_ins():
         assert utils._lazy_imports is not load
         assert utils.FLASH_ATTENTION_COMPATIBILITY_MATRIX[2]["general_availability_check"]()
     assert utils._lazy_imports is load
@@ -154,7 +184,7 @@ def test_flex_attention_at_depth_trace():
 
 
 def test_flex_limits_of_a_cpu_are_not_the_models(monkeypatch):
-    flex._installed.close()
+    flex_on_cpu._installed.close()
     monkeypatch.delattr(torch_flex, "_validate_device")
     with pytest.raises(DepthNotReached, match="FlexAttention's backward without a GPU") as limit:
         build_model(TINY, attn="flex_attention")

@@ -3,15 +3,22 @@
 import pytest
 import torch
 
-from cftdiag.check.program import build_model, load_config, make_batches, max_positions
+from cftdiag.recipe import build_model, load_config, make_batches, max_positions
 
-CONFIG = load_config({"model_type": "qwen3", "vocab_size": 50, "max_position_embeddings": 100, "pad_token_id": 7})
+CONFIG = load_config(
+    {"model_type": "qwen3", "vocab_size": 50, "max_position_embeddings": 100, "pad_token_id": 7}
+)
 
 
 def test_plain():
     first, second = make_batches(CONFIG, lengths=(10, 12), batch_size=3)
     assert (first.batch_size, first.length, first.documents) == (3, 10, (10, 10, 10))
-    assert second.kwargs["input_ids"].shape == second.kwargs["labels"].shape == second.kwargs["position_ids"].shape == (3, 12)
+    assert (
+        second.kwargs["input_ids"].shape
+        == second.kwargs["labels"].shape
+        == second.kwargs["position_ids"].shape
+        == (3, 12)
+    )
     assert torch.equal(second.kwargs["position_ids"], torch.arange(12).expand(3, 12))
     assert torch.equal(first.kwargs["labels"], first.kwargs["input_ids"])
     ids = torch.cat([b.kwargs["input_ids"].flatten() for b in make_batches(CONFIG, lengths=(100,) * 20)])

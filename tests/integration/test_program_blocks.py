@@ -4,14 +4,29 @@ import pytest
 import torch
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
-from cftdiag.check.program import auto_layers, block_groups, build_model, find_blocks, load_config, select_layers, strip_wrappers, truncate
-from cftdiag.check.program.layers import auto_selection
+from cftdiag.recipe import (
+    auto_layers,
+    block_groups,
+    build_model,
+    find_blocks,
+    load_config,
+    select_layers,
+    strip_wrappers,
+    truncate,
+)
+from cftdiag.recipe.layers import auto_selection
 
 SMALL = {
     "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 100,
 }  # fmt: skip
 GEMMA3 = SMALL | {"model_type": "gemma3_text", "num_hidden_layers": 12, "sliding_window": 16}
-MOE = SMALL | {"model_type": "qwen3_moe", "num_hidden_layers": 6, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+MOE = SMALL | {
+    "model_type": "qwen3_moe",
+    "num_hidden_layers": 6,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+}
 GEMMA4 = SMALL | {
     "model_type": "gemma4_text", "num_hidden_layers": 10, "num_kv_shared_layers": 4, "global_head_dim": 32, "use_double_wide_mlp": True,
     "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 100,
@@ -30,13 +45,21 @@ class Two(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.vision = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(2))
-        self.text = torch.nn.ModuleList(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()) for _ in range(3))
+        self.text = torch.nn.ModuleList(
+            torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()) for _ in range(3)
+        )
 
 
 def test_longest_list_by_default_and_globs_for_several_stacks():
     model = Two()
     assert [fqn for fqn, _ in find_blocks(model)] == ["text.0", "text.1", "text.2"]
-    assert [fqn for fqn, _ in find_blocks(model, ["vision.*", "text.*"])] == ["vision.0", "vision.1", "text.0", "text.1", "text.2"]
+    assert [fqn for fqn, _ in find_blocks(model, ["vision.*", "text.*"])] == [
+        "vision.0",
+        "vision.1",
+        "text.0",
+        "text.1",
+        "text.2",
+    ]
     assert [fqn for fqn, _ in find_blocks(model, ["text.[01]"])] == ["text.0", "text.1"]
     with pytest.raises(ValueError, match=r"no module matches --blocks 'audio\.\*'"):
         find_blocks(model, ["text.*", "audio.*"])
@@ -59,7 +82,10 @@ def labels(config):
 
 
 def test_kinds_by_layer_type():
-    assert labels(GEMMA3) == [("Gemma3DecoderLayer[sliding_attention]", 10), ("Gemma3DecoderLayer[full_attention]", 2)]
+    assert labels(GEMMA3) == [
+        ("Gemma3DecoderLayer[sliding_attention]", 10),
+        ("Gemma3DecoderLayer[full_attention]", 2),
+    ]
 
 
 def test_kinds_by_experts():
@@ -72,7 +98,12 @@ def test_kinds_by_parameter_shapes_and_flags():
     class Block(torch.nn.Module):
         def __init__(self, width, number, causal=True):
             super().__init__()
-            self.lin, self.layer_idx, self.scale, self.causal = torch.nn.Linear(4, width), number, number / 2, causal
+            self.lin, self.layer_idx, self.scale, self.causal = (
+                torch.nn.Linear(4, width),
+                number,
+                number / 2,
+                causal,
+            )
 
     model = torch.nn.Module()
     model.layers = torch.nn.ModuleList([Block(4, 0), Block(8, 1), Block(4, 2), Block(4, 3, causal=False)])
@@ -89,8 +120,26 @@ def test_kinds_by_parameter_shapes_and_flags():
         (MOE | {"mlp_only_layers": [0, 2]}, (0, 1)),
         (NEMOTRON, (0, 1, 3)),
         (GEMMA4, (0, 4, 5, 6, 9)),
-        (SMALL | {"model_type": "deepseek_v3", "num_hidden_layers": 5, "first_k_dense_replace": 3, "n_routed_experts": 8}, (0, 3)),
-        (SMALL | {"model_type": "smollm3", "num_hidden_layers": 8, "no_rope_layer_interval": 4, "pad_token_id": 0}, (0, 3)),
+        (
+            SMALL
+            | {
+                "model_type": "deepseek_v3",
+                "num_hidden_layers": 5,
+                "first_k_dense_replace": 3,
+                "n_routed_experts": 8,
+            },
+            (0, 3),
+        ),
+        (
+            SMALL
+            | {
+                "model_type": "smollm3",
+                "num_hidden_layers": 8,
+                "no_rope_layer_interval": 4,
+                "pad_token_id": 0,
+            },
+            (0, 3),
+        ),
     ],
     ids=lambda value: value["model_type"] if isinstance(value, dict) else "",
 )

@@ -6,8 +6,8 @@ import resource
 import pytest
 import torch
 
-from cftdiag.check.fastforward import REAL, SKIPPED, status
-from cftdiag.check.program import build_model, count_parameters, load_config, supported_attention
+from cftdiag.fastforward import REAL, SKIPPED, status
+from cftdiag.recipe import build_model, count_parameters, load_config, supported_attention
 
 TINY = {
     "model_type": "qwen3", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -25,7 +25,9 @@ def test_weightless_model_has_real_buffers_and_tied_skipped_weights():
     assert all(status(p) == REAL for p in real.parameters())
     assert model.lm_head.weight is model.model.embed_tokens.weight
     buffers = dict(model.named_buffers())
-    assert buffers and all(torch.equal(buffers[name], b) and status(buffers[name]) == REAL for name, b in real.named_buffers())
+    assert buffers and all(
+        torch.equal(buffers[name], b) and status(buffers[name]) == REAL for name, b in real.named_buffers()
+    )
     assert model.training and model.config.use_cache is False
     assert next(model.parameters()).dtype == torch.bfloat16
 
@@ -54,8 +56,16 @@ def test_layers_and_config_object():
 @pytest.mark.parametrize(
     "config, options, message",
     [
-        (TINY, {"attn": "flash"}, "unknown attention 'flash' is not supported by Qwen3ForCausalLM; it supports sdpa, eager, flex_attention"),
-        ({"model_type": "gpt2", "n_layer": 1}, {"attn": "flex_attention"}, "GPT2LMHeadModel; it supports sdpa, eager, flash"),
+        (
+            TINY,
+            {"attn": "flash"},
+            "unknown attention 'flash' is not supported by Qwen3ForCausalLM; it supports sdpa, eager, flex_attention",
+        ),
+        (
+            {"model_type": "gpt2", "n_layer": 1},
+            {"attn": "flex_attention"},
+            "GPT2LMHeadModel; it supports sdpa, eager, flash",
+        ),
         (TINY, {"dtype": "int8"}, "dtype 'int8' is not one of bfloat16"),
         (TINY, {"attn": "flash_attention_2", "dtype": "float32"}, "runs in bfloat16 or float16"),
         (TINY, {"layers": 0}, "0 layers"),
@@ -90,4 +100,6 @@ def test_configurations_from_files(tmp_path):
 def test_flash_attention_needs_its_head_dimension():
     assert "flash_attention_2" in supported_attention(load_config(TINY | {"head_dim": 256}))
     assert "flash_attention_2" not in supported_attention(load_config(TINY | {"head_dim": 320}))
-    assert "flash_attention_2" not in supported_attention(load_config({"model_type": "gemma4_text", "num_hidden_layers": 6}))
+    assert "flash_attention_2" not in supported_attention(
+        load_config({"model_type": "gemma4_text", "num_hidden_layers": 6})
+    )

@@ -1,4 +1,6 @@
-"""Checkpointing, compile scopes and FSDP2 change the program that is traced, in the order checkpointing -> compile -> FSDP2."""
+"""Checkpointing, compile scopes and FSDP2 change the program that is traced, in the order checkpointing ->
+compile -> FSDP2.
+"""
 
 import pytest
 import torch
@@ -9,8 +11,8 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
 from torch.distributed.tensor import DTensor
 
-from cftdiag.check.fastforward import STATS, Graph, SkipMode, fast_forward, reset
-from cftdiag.check.program import SCOPES, build_model, causal_lm_loss, find_blocks, make_batches, wrap_blocks
+from cftdiag.fastforward import STATS, Graph, SkipMode, fast_forward, reset
+from cftdiag.recipe import SCOPES, build_model, causal_lm_loss, find_blocks, make_batches, wrap_blocks
 
 TINY = {
     "model_type": "qwen3", "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -74,11 +76,21 @@ def test_the_recompute_region_is_in_the_joint_graph():
     assert Graphs.count(plain.bwd[0], mm) == 2 * MATMULS_OF_A_BLOCK
     # the recomputed forward: all products but the last, whose result no gradient needs
     assert Graphs.count(full.bwd[0], mm) == 3 * MATMULS_OF_A_BLOCK - 1
-    assert Graphs.count(full.bwd[0], "run_with_rng_state") == 1  # attention, recomputed with the forward's random state
+    assert (
+        Graphs.count(full.bwd[0], "run_with_rng_state") == 1
+    )  # attention, recomputed with the forward's random state
     assert Graphs.count(selective.bwd[0], mm) == 2 * MATMULS_OF_A_BLOCK
-    assert Graphs.count(selective.bwd[0], "run_with_rng_state") == 0 and Graphs.count(selective.bwd[0], attention) == 1
-    assert Graphs.count(selective.bwd[0], "rsqrt") > Graphs.count(plain.bwd[0], "rsqrt")  # the norms are recomputed
-    assert isinstance(program.blocks[0][1], CheckpointWrapper) and program.model.model.layers[0] is program.blocks[0][1]
+    assert (
+        Graphs.count(selective.bwd[0], "run_with_rng_state") == 0
+        and Graphs.count(selective.bwd[0], attention) == 1
+    )
+    assert Graphs.count(selective.bwd[0], "rsqrt") > Graphs.count(
+        plain.bwd[0], "rsqrt"
+    )  # the norms are recomputed
+    assert (
+        isinstance(program.blocks[0][1], CheckpointWrapper)
+        and program.model.model.layers[0] is program.blocks[0][1]
+    )
     for other_loss, others in ((loss_full, gradients_full), (loss_selective, gradients_selective)):
         torch.testing.assert_close(other_loss, loss)
         torch.testing.assert_close(others, gradients)
@@ -111,7 +123,9 @@ def test_every_scope_compiles_what_it_says_and_has_the_same_loss(scope):
 def test_loss_ignores_and_shifts():
     logits, labels = torch.randn(2, 5, 7), torch.tensor([[0, 1, -100, 3, 4], [6, -100, -100, -100, -100]])
     kept = [(logits[0, 0], 1), (logits[0, 2], 3), (logits[0, 3], 4)]
-    expected = torch.stack([torch.nn.functional.cross_entropy(row, torch.tensor(target)) for row, target in kept]).mean()
+    expected = torch.stack(
+        [torch.nn.functional.cross_entropy(row, torch.tensor(target)) for row, target in kept]
+    ).mean()
     torch.testing.assert_close(causal_lm_loss(logits, labels), expected)
 
 
@@ -121,14 +135,22 @@ def test_world_of_eight_is_sharded_and_its_hooks_run(ac, no_process_group, monke
     init = Graph.__init__
 
     def keep(self, gm, kind):
-        traced.update(str(tuple(n.meta["val"].shape)) for n in gm.graph.nodes if isinstance(n.meta.get("val"), torch.Tensor))
+        traced.update(
+            str(tuple(n.meta["val"].shape))
+            for n in gm.graph.nodes
+            if isinstance(n.meta.get("val"), torch.Tensor)
+        )
         init(self, gm, kind)
 
     monkeypatch.setattr(Graph, "__init__", keep)
     model = build_model(TINY)
     with SkipMode():
         program = wrap_blocks(
-            model, find_blocks(model), ac=ac, world_size=8, compile=lambda m, name: m.compile(backend=fast_forward, fullgraph=True, dynamic=True)
+            model,
+            find_blocks(model),
+            ac=ac,
+            world_size=8,
+            compile=lambda m, name: m.compile(backend=fast_forward, fullgraph=True, dynamic=True),
         )
         assert all(isinstance(p, DTensor) and p.device_mesh.size() == 8 for p in model.parameters())
         up = dict(model.named_parameters())[next(n for n, _ in model.named_parameters() if "up_proj" in n)]
@@ -139,7 +161,9 @@ def test_world_of_eight_is_sharded_and_its_hooks_run(ac, no_process_group, monke
             assert all(isinstance(p.grad, DTensor) and p.grad.shape == p.shape for p in model.parameters())
             program.zero_grad()
     assert STATS["fwd"] == STATS["bwd"] == 1
-    assert "(80, 48)" in traced and "(10, 48)" not in traced  # FSDP's hook had gathered the parameters before the block was traced
+    assert (
+        "(80, 48)" in traced and "(10, 48)" not in traced
+    )  # FSDP's hook had gathered the parameters before the block was traced
 
 
 def test_another_world_in_the_same_process_is_refused(no_process_group):
@@ -157,4 +181,6 @@ def test_refusals():
     with pytest.raises(ValueError, match="compile scope 'layer' is not one of"):
         wrap_blocks(model, [], scope="layer")
     with pytest.raises(ValueError, match="needs labels"):
-        wrap_blocks(model, [], scope="loss", compile=lambda target, name: target).step({"input_ids": torch.ones(1, 2, dtype=torch.int64)})
+        wrap_blocks(model, [], scope="loss", compile=lambda target, name: target).step(
+            {"input_ids": torch.ones(1, 2, dtype=torch.int64)}
+        )

@@ -45,14 +45,23 @@ def subject(tmp_path_factory):
 
 def kernels(*arguments):
     code = "import sys; from cftdiag.cli.kernels import kernels; sys.exit(kernels.main(sys.argv[1:], standalone_mode=False))"
-    return subprocess.run([sys.executable, "-c", code, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=600)
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=600
+    )
 
 
 def test_report_of_an_absent_gpu(subject, tmp_path):
-    done = kernels("--model", subject, "--target", "h200", "--json", "--bytecode", "--out", str(tmp_path / "out"))
+    done = kernels(
+        "--model", subject, "--target", "h200", "--json", "--bytecode", "--out", str(tmp_path / "out")
+    )
     assert done.returncode == 0, done.stderr
     data = json.loads(done.stdout)
-    assert (data["schema"], data["target"], data["predicted"], data["device"]["name"]) == ("cftdiag.kernels/1", "h200", True, "NVIDIA H200")
+    assert (data["schema"], data["target"], data["predicted"], data["device"]["name"]) == (
+        "cftdiag.kernels/1",
+        "h200",
+        True,
+        "NVIDIA H200",
+    )
     (block,) = data["blocks"]
     assert (block["kind"], block["fqns"]) == ("Block", ["layers.0", "layers.1", "layers.2"])
     assert [g["direction"] for g in block["graphs"]] == ["forward", "backward"]
@@ -68,7 +77,9 @@ def test_report_of_an_absent_gpu(subject, tmp_path):
     assert [e["op"] for e in forward["externs"]] and backward["peak_bytes"] > 0
     written = {p.stem for p in (tmp_path / "out").glob("*forward/*.py")}
     assert written == names | {"output_code"}
-    assert any("async_compile.triton" in p.read_text() for p in (tmp_path / "out").glob("*forward/output_code.py"))
+    assert any(
+        "async_compile.triton" in p.read_text() for p in (tmp_path / "out").glob("*forward/output_code.py")
+    )
     assert (tmp_path / "out" / "kernels.json").exists()
     (frame,) = data["bytecode"]
     assert frame["function"].endswith("forward") and frame["by"] in ("depyf", "dis") and frame["text"]
@@ -92,9 +103,9 @@ def test_an_unknown_block_names_the_kinds(subject):
 DESCRIBED = """
 import json, sys
 import torch
-from cftdiag.check.options import CheckOptions
-from cftdiag.check.subject import resolve
-from cftdiag.target.describe import Request, describe
+from cftdiag.options import CheckOptions
+from cftdiag.subject import resolve
+from cftdiag.kernels.describe import Request, describe
 
 for key, settings in json.load(sys.stdin):
     torch._dynamo.reset()
@@ -107,16 +118,30 @@ for key, settings in json.load(sys.stdin):
 @pytest.mark.slow
 def test_examples_yield_their_causes_and_settings_of_remedies_remove_them():
     shown = [cause for cause in CAUSES.values() if "kernels" in cause.seen_by]
-    settings = {c.key: next((dict(r.change) for r in c.remedies if any(k.startswith("torch.") for k in r.change or ())), None) for c in shown}
+    settings = {
+        c.key: next(
+            (dict(r.change) for r in c.remedies if any(k.startswith("torch.") for k in r.change or ())), None
+        )
+        for c in shown
+    }
     assert {key for key, change in settings.items() if change} == {"kernel_fp64"}
     asked = [(c.key, {}) for c in shown] + [(key, change) for key, change in settings.items() if change]
-    done = subprocess.run([sys.executable, "-c", DESCRIBED], input=json.dumps(asked), cwd=ROOT, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(
+        [sys.executable, "-c", DESCRIBED],
+        input=json.dumps(asked),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     for line in done.stdout.splitlines():
         key, changed, findings = json.loads(line)
         found = [f for f in findings if f["cause"] == key]
         assert bool(found) is not changed, (key, changed, [f["evidence"] for f in findings])
-        assert all(f["doc"] == f"docs/causes/{key}.md" and f["where"]["file"].endswith(f"{key}.py") for f in found)
+        assert all(
+            f["doc"] == f"docs/causes/{key}.md" and f["where"]["file"].endswith(f"{key}.py") for f in found
+        )
     assert len(done.stdout.splitlines()) == len(asked)
 
 
@@ -135,7 +160,7 @@ def test_mistakes_are_told_before_anything_is_built(arguments, message, monkeypa
     from click.testing import CliRunner
 
     from cftdiag.cli.kernels import kernels as command
-    from cftdiag.target import job
+    from cftdiag.kernels import job
 
     monkeypatch.setattr(job, "run", lambda *a: pytest.fail("a child was started"))
     result = CliRunner().invoke(command, arguments)

@@ -1,4 +1,6 @@
-"""A small block lowered for the CPU and for GPUs that are not there. No GPU, and for the CPU no compiler, takes part."""
+"""A small block lowered for the CPU and for GPUs that are not there. No GPU, and for the CPU no compiler,
+takes part.
+"""
 
 import subprocess
 
@@ -6,7 +8,7 @@ import pytest
 import torch
 
 from cftdiag import target
-from cftdiag.check.fastforward import STATS, SkipMode, mark_weights
+from cftdiag.fastforward import STATS, SkipMode, mark_weights
 from cftdiag.target import cuda, resources
 
 ARCH = {"a100": "sm_80", "h200": "sm_90", "b200": "sm_100"}
@@ -15,7 +17,11 @@ ARCH = {"a100": "sm_80", "h200": "sm_90", "b200": "sm_100"}
 class Block(torch.nn.Module):
     def __init__(self, n=64):
         super().__init__()
-        self.norm, self.up, self.down = torch.nn.RMSNorm(n), torch.nn.Linear(n, 4 * n), torch.nn.Linear(4 * n, n)
+        self.norm, self.up, self.down = (
+            torch.nn.RMSNorm(n),
+            torch.nn.Linear(n, 4 * n),
+            torch.nn.Linear(4 * n, n),
+        )
 
     def forward(self, x):
         self.saw_cuda = torch.cuda.is_available()
@@ -91,13 +97,18 @@ def test_fusion_threshold_of_the_gpu_recompiles_and_a_safe_setting_removes_it(fr
     """Inductor fuses reductions of two orders only from 5 * 2**20 elements on: 2 rows * 41000 * 64 is above."""
     assert train(compiled_block("h200"), (40, 41000)) == [1, 2]
     torch._dynamo.reset()
-    assert train(compiled_block("h200", inductor_config={"triton.mix_order_reduction": False}), (40, 41000)) == [1, 1]
+    assert train(
+        compiled_block("h200", inductor_config={"triton.mix_order_reduction": False}), (40, 41000)
+    ) == [1, 1]
 
 
 class Attention(torch.nn.Module):
     def __init__(self):
         super().__init__()
-        self.qkv, self.out = torch.nn.Linear(64, 192, dtype=torch.bfloat16), torch.nn.Linear(64, 64, dtype=torch.bfloat16)
+        self.qkv, self.out = (
+            torch.nn.Linear(64, 192, dtype=torch.bfloat16),
+            torch.nn.Linear(64, 64, dtype=torch.bfloat16),
+        )
 
     def forward(self, x):
         q, k, v = (t.unflatten(-1, (4, 16)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
@@ -106,7 +117,9 @@ class Attention(torch.nn.Module):
 
 
 @pytest.mark.parametrize(("cudnn", "kernel", "compiles"), [("", "flash", 2), ("91501", "cudnn", 1)])
-def test_attention_brings_the_alignment_guard_of_its_kernel(cudnn, kernel, compiles, fresh_dynamo, monkeypatch):
+def test_attention_brings_the_alignment_guard_of_its_kernel(
+    cudnn, kernel, compiles, fresh_dynamo, monkeypatch
+):
     from cftdiag.target import sdpa
 
     monkeypatch.setenv(sdpa.CUDNN_VARIABLE, cudnn)
@@ -117,10 +130,14 @@ def test_attention_brings_the_alignment_guard_of_its_kernel(cudnn, kernel, compi
         block = mark_weights(Attention())
         block.compile(backend=target.backend("h200", on_graph=graphs.append), dynamic=True, fullgraph=True)
         for length in (520, 777, 640):
-            block(torch.randn(2, length, 64, dtype=torch.bfloat16, requires_grad=True)).float().sum().backward()
+            block(
+                torch.randn(2, length, 64, dtype=torch.bfloat16, requires_grad=True)
+            ).float().sum().backward()
     assert [k for k, _ in sdpa.CHOICES] == [kernel]
     (attention,) = (e for e in graphs[0].externs if f"_scaled_dot_product_{kernel}_attention" in e.op)
-    assert attention.flops == 2 * 2 * (2 * 4 * 520 * 520 * 16)  # two products for each of 2 rows and 4 heads, nothing counted off for the mask
+    assert attention.flops == 2 * 2 * (
+        2 * 4 * 520 * 520 * 16
+    )  # two products for each of 2 rows and 4 heads, nothing counted off for the mask
     assert STATS["fwd"] == compiles  # (S % 8) == 0 of the flash kernel's log-sum-exp
     assert any(f"torch's {kernel} kernel" in line for line in target.assumptions("h200"))
 
@@ -134,7 +151,9 @@ def test_recomputed_dropout_finds_the_absent_generator(fresh_dynamo):
             self.inner = torch.nn.Linear(64, 64)
 
         def forward(self, x):
-            return checkpoint(lambda t: torch.nn.functional.dropout(self.inner(t), 0.5), x, use_reentrant=False)
+            return checkpoint(
+                lambda t: torch.nn.functional.dropout(self.inner(t), 0.5), x, use_reentrant=False
+            )
 
     with SkipMode():
         block = mark_weights(Dropped())
@@ -158,7 +177,10 @@ def test_a_missing_patch_point_is_named_with_the_depth_that_is_left(name, monkey
     from torch._inductor.graph import GraphLowering
 
     monkeypatch.delattr(GraphLowering, "_compile_to_module")
-    with pytest.raises(target.TargetUnavailable, match=r"_compile_to_module does not exist in this torch.*depth joint is still available") as info:
+    with pytest.raises(
+        target.TargetUnavailable,
+        match=r"_compile_to_module does not exist in this torch.*depth joint is still available",
+    ) as info:
         target.backend(name)
     assert info.value.left == "joint"
 
@@ -167,7 +189,9 @@ def test_a_changed_signature_is_a_miss(monkeypatch):
     from torch._inductor.graph import GraphLowering
 
     monkeypatch.setattr(GraphLowering, "_compile_to_module", lambda lowering, wrapper: None)
-    with pytest.raises(target.TargetUnavailable, match=r"takes \('lowering', 'wrapper'\), expected \('self',\)"):
+    with pytest.raises(
+        target.TargetUnavailable, match=r"takes \('lowering', 'wrapper'\), expected \('self',\)"
+    ):
         target.backend("cpu")
 
 
@@ -191,6 +215,8 @@ def test_a_real_compile_is_read_the_same_way(fresh_dynamo):
         got = torch.compile(lambda t: t.sin() + 1)(x)
     torch.testing.assert_close(got, x.sin() + 1)
     (graph,) = graphs
-    assert [k.aten for k in graph.kernels] == [("aten.sin", "aten.add")] and graph.kernels[0].bytes == 2 * 8 * 8 * 4
+    assert [k.aten for k in graph.kernels] == [("aten.sin", "aten.add")] and graph.kernels[
+        0
+    ].bytes == 2 * 8 * 8 * 4
     assert "cpp_pybinding" in graph.code and len(reader.modules) == 1 and reader.winners(0) == {}
     assert GraphLowering._compile_to_module is before

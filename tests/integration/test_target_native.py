@@ -13,7 +13,10 @@ def test_the_table_copy_has_the_size_of_torchs_own():
     from pathlib import Path
 
     loaded = native.library()
-    sizes = {native.table_size(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"), native.table_size(Path(loaded._name))}
+    sizes = {
+        native.table_size(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"),
+        native.table_size(Path(loaded._name)),
+    }
     assert sizes - {None} == {loaded.interface_slots()}
 
 

@@ -38,5 +38,10 @@ def test_runs(path, monkeypatch):
     from tests.notebooks import execute
 
     monkeypatch.setenv("PYTHONPATH", str(FOLDER.parent))
-    committed, fresh = ([c for c in nb.cells if c.cell_type == "code"] for nb in (nbformat.read(path, as_version=4), execute(path)))
-    assert [[o.output_type for o in outputs(c)] for c in fresh] == [[o.output_type for o in outputs(c)] for c in committed]
+    committed, fresh = (
+        [c for c in nb.cells if c.cell_type == "code"]
+        for nb in (nbformat.read(path, as_version=4), execute(path))
+    )
+    assert [[o.output_type for o in outputs(c)] for c in fresh] == [
+        [o.output_type for o in outputs(c)] for c in committed
+    ]

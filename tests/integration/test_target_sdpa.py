@@ -1,4 +1,6 @@
-"""Which attention kernel torch takes on a device, by its documented rules (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp)."""
+"""Which attention kernel torch takes on a device, by its documented rules
+(aten/src/ATen/native/transformers/cuda/sdp_utils.cpp).
+"""
 
 import pytest
 import torch
@@ -51,7 +53,13 @@ def test_reasons_are_told():
 
 
 @pytest.mark.parametrize(
-    ("spec", "version", "kernel"), [(H200, "91501", "cudnn"), (H200, "91002", "flash"), (A100, "91501", "flash"), (DEVICES["b200"], "92000", "cudnn")]
+    ("spec", "version", "kernel"),
+    [
+        (H200, "91501", "cudnn"),
+        (H200, "91002", "flash"),
+        (A100, "91501", "flash"),
+        (DEVICES["b200"], "92000", "cudnn"),
+    ],
 )
 def test_cudnn_comes_first_from_its_version_and_capability_on(spec, version, kernel, monkeypatch):
     monkeypatch.setenv(sdpa.CUDNN_VARIABLE, version)

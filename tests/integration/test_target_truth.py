@@ -1,4 +1,6 @@
-"""The smallest part of ``make truth``: a prediction of ``--target cpu`` against a real training run with Inductor and g++."""
+"""The smallest part of ``make truth``: a prediction of ``--target cpu`` against a real training run with
+Inductor and g++.
+"""
 
 import shutil
 
@@ -14,7 +16,8 @@ def test_the_prediction_agrees_with_the_real_run():
     predicted, _ = run("predicted", "smallest")
     real, _ = run("real", "smallest")
     assert differences(real, predicted) == []
-    # the guard itself, not only that both sides are alike: Inductor's C++ sums more than 4096 elements with another helper
+    # the guard itself, not only that both sides are alike: Inductor's C++ sums more than 4096 elements with
+    # another helper
     assert [bool(said) for said in real.recompiles.values()] == [False, True, False]
     assert any("need_use_acc_helper" in line for line in real.recompiles["1 300"])
     assert len(real.guards) == 2

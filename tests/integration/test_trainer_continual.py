@@ -1,4 +1,6 @@
-"""A second task from an exported OSFT model: decomposed anew, exactly, and what the first task's weights stand for is kept."""
+"""A second task from an exported OSFT model: decomposed anew, exactly, and what the first task's weights
+stand for is kept.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,13 @@ def _weights(directory: Path) -> dict[str, Tensor]:
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Task A from a random model, task B from A's export: by OSFT, and B in full for comparison."""
     out = tmp_path_factory.mktemp("continual")
-    demo.config(num_hidden_layers=2, hidden_size=32, intermediate_size=48, num_attention_heads=2, num_key_value_heads=1).save_pretrained(out / "m")
+    demo.config(
+        num_hidden_layers=2,
+        hidden_size=32,
+        intermediate_size=48,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+    ).save_pretrained(out / "m")
     demo.tokenizer().save_pretrained(out / "m")
     for task, seed in (("a", 0), ("b", 1)):
         patterns.write(out / f"{task}.jsonl", {task: patterns.permutation(seed)}, count=64, seed=seed)
@@ -67,7 +75,9 @@ def test_an_exported_model_is_decomposed_anew_and_exactly(runs: Path) -> None:
 
 
 def _kept(before: Tensor, after: Tensor) -> float:
-    """How far ``after`` moved inside of the directions that the new decomposition of ``before`` freezes, relative to how far it moved at all."""
+    """How far ``after`` moved inside of the directions that the new decomposition of ``before`` freezes,
+    relative to how far it moved at all.
+    """
     u, _, v = torch.linalg.svd(before, full_matrices=False)
     high = round(min(before.shape) * (1 - RATIO))
     moved = after - before
@@ -79,18 +89,24 @@ def test_the_second_task_leaves_the_frozen_directions_of_the_first_as_they_were(
     names = [name for name in before if "_proj" in name]
     assert len(names) == 14
     for name in names:
-        assert (after[name] - before[name]).norm() > 1e-4 * before[name].norm(), f"{name} was not trained: nothing is shown"
+        assert (after[name] - before[name]).norm() > 1e-4 * before[name].norm(), (
+            f"{name} was not trained: nothing is shown"
+        )
         assert _kept(before[name], after[name]) < 1e-10, name
         assert _kept(before[name], full[name]) > 0.5, "full fine-tuning moves them: the measure can see it"
 
 
 def test_a_checkpoint_is_made_dense_and_decomposed_anew(runs: Path) -> None:
     [checkpoint] = (runs / "A" / "checkpoints").glob("step-*")
-    first = _config(runs / "m", runs / "b.jsonl", runs / "again", osft_redecompose=str(checkpoint), random_init=True)
+    first = _config(
+        runs / "m", runs / "b.jsonl", runs / "again", osft_redecompose=str(checkpoint), random_init=True
+    )
     trainer.run_training(first)
     again, exported = _weights(runs / "again" / "hf"), _weights(runs / "B" / "hf")
     for name, weight in exported.items():
-        assert (again[name] - weight).norm() < 1e-9 * weight.norm(), f"{name}: task B from A's checkpoint is task B from A's export"
+        assert (again[name] - weight).norm() < 1e-9 * weight.norm(), (
+            f"{name}: task B from A's checkpoint is task B from A's export"
+        )
     assert not [p for p in (runs / "again").iterdir() if p.name.startswith("tmp")]
     # The same command, started again after a stop, goes on with its own checkpoint.
     result = trainer.run_training(dataclasses.replace(first, resume="auto", max_steps=5))
@@ -102,10 +118,14 @@ def test_what_cannot_be_decomposed_anew_is_one_line(runs: Path) -> None:
     with pytest.raises(ValueError, match="give osft too"):
         _config(runs / "m", runs / "b.jsonl", runs / "x", osft_redecompose="somewhere", osft=False)
     with pytest.raises(ValueError, match="checkpoint"):
-        trainer.run_training(_config(runs / "m", runs / "b.jsonl", runs / "x", osft_redecompose=str(runs / "none")))
+        trainer.run_training(
+            _config(runs / "m", runs / "b.jsonl", runs / "x", osft_redecompose=str(runs / "none"))
+        )
 
 
-def test_the_script_runs_both_tasks_by_each_method(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_the_script_runs_both_tasks_by_each_method(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     file = tmp_path / "points.json"
     arguments = ["--seeds", "1", "--steps", "2", "--base-steps", "2", "--osft", "0.25", "--json", str(file)]
     assert continual.main(arguments) == 0
@@ -117,4 +137,6 @@ def test_the_script_runs_both_tasks_by_each_method(capsys: pytest.CaptureFixture
         assert [p["step"] for p in outcome["during_b"]] == [0, 1, 2]
         # Task B starts from what task A left, whatever the method.
         for task in ("base", "A", "B"):
-            assert outcome["during_b"][0]["loss"][task] == pytest.approx(outcome["after_a"]["loss"][task], rel=1e-5)
+            assert outcome["during_b"][0]["loss"][task] == pytest.approx(
+                outcome["after_a"]["loss"][task], rel=1e-5
+            )

@@ -1,4 +1,6 @@
-"""A checkpoint of two ranks becomes a plain model in one process, by the command line, without the training job."""
+"""A checkpoint of two ranks becomes a plain model in one process, by the command line, without the training
+job.
+"""
 
 from __future__ import annotations
 
@@ -33,23 +35,51 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     from transformers import AutoConfig
 
     directory = tmp_path_factory.mktemp("export")
-    tied = demo.config(num_hidden_layers=1, hidden_size=32, intermediate_size=64, num_attention_heads=2, tie_word_embeddings=True)
-    gpt2 = AutoConfig.for_model("gpt2", n_embd=32, n_layer=1, n_head=2, n_positions=1024, vocab_size=272, bos_token_id=0, eos_token_id=3)
+    tied = demo.config(
+        num_hidden_layers=1,
+        hidden_size=32,
+        intermediate_size=64,
+        num_attention_heads=2,
+        tie_word_embeddings=True,
+    )
+    gpt2 = AutoConfig.for_model(
+        "gpt2",
+        n_embd=32,
+        n_layer=1,
+        n_head=2,
+        n_positions=1024,
+        vocab_size=272,
+        bos_token_id=0,
+        eos_token_id=3,
+    )
     for name, config in (("qwen3", tied), ("gpt2", gpt2)):
         config.save_pretrained(directory / name)
         demo.tokenizer().save_pretrained(directory / name)
     demo.write_data(directory / "data.jsonl", count=24)
     common = dict(
-        random_init=True, data_path=str(directory / "data.jsonl"), device="cpu", batch_size=8, max_steps=3, learning_rate=1e-2, export=False
+        random_init=True,
+        data_path=str(directory / "data.jsonl"),
+        device="cpu",
+        batch_size=8,
+        max_steps=3,
+        learning_rate=1e-2,
+        export=False,
     )
     runs = [
-        {**common, "model_name_or_path": str(directory / ("gpt2" if name == "gpt2" else "qwen3")), "output_dir": str(directory / name), **method}
+        {
+            **common,
+            "model_name_or_path": str(directory / ("gpt2" if name == "gpt2" else "qwen3")),
+            "output_dir": str(directory / name),
+            **method,
+        }
         for name, method in METHODS.items()
     ]
     run_all(directory, runs)
     found = {name: (directory / name / "checkpoints" / "last").resolve() for name in METHODS}
     # A new place, and nothing of the job left but the checkpoint.
-    moved = {name: Path(shutil.move(path, tmp_path_factory.mktemp(f"only-{name}"))) for name, path in found.items()}
+    moved = {
+        name: Path(shutil.move(path, tmp_path_factory.mktemp(f"only-{name}"))) for name, path in found.items()
+    }
     shutil.rmtree(directory)
     return moved
 
@@ -66,12 +96,16 @@ def logits(trained: dict[str, Path]) -> dict[str, torch.Tensor]:
 
 def _trained_logits(path: Path) -> torch.Tensor:
     state = read_state(path)
-    config = TrainConfig.from_mapping({**state.config, "model_name_or_path": str(path / "hf"), "loss_chunks": 1})
+    config = TrainConfig.from_mapping(
+        {**state.config, "model_name_or_path": str(path / "hf"), "loss_chunks": 1}
+    )
     with process_group("cpu"):
         program = build(config, weights=False, ranks=state.ranks)
         load(path, program.model, make_optimizer(program.model, config))
         seen = []
-        program.model.get_output_embeddings().register_forward_hook(lambda _module, _args, output: seen.append(output.detach().clone()))
+        program.model.get_output_embeddings().register_forward_hook(
+            lambda _module, _args, output: seen.append(output.detach().clone())
+        )
         program.model.eval()
         with torch.no_grad():
             program.model(labels=ids(), input_ids=ids(), position_ids=torch.arange(48)[None])
@@ -81,7 +115,12 @@ def _trained_logits(path: Path) -> torch.Tensor:
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 2e-5), ("bf16", 4e-2)])
 @pytest.mark.parametrize("name", METHODS)
 def test_the_exported_model_gives_the_trained_logits(
-    trained: dict[str, Path], logits: dict[str, torch.Tensor], tmp_path: Path, name: str, dtype: str, tolerance: float
+    trained: dict[str, Path],
+    logits: dict[str, torch.Tensor],
+    tmp_path: Path,
+    name: str,
+    dtype: str,
+    tolerance: float,
 ) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -96,10 +135,20 @@ def test_the_exported_model_gives_the_trained_logits(
     assert AutoTokenizer.from_pretrained(tmp_path / "hf").chat_template == demo.TEMPLATE
 
 
-def test_by_the_command_line_in_files_of_a_given_size(trained: dict[str, Path], logits: dict[str, torch.Tensor], tmp_path: Path) -> None:
+def test_by_the_command_line_in_files_of_a_given_size(
+    trained: dict[str, Path], logits: dict[str, torch.Tensor], tmp_path: Path
+) -> None:
     from transformers import AutoModelForCausalLM
 
-    command = [sys.executable, "-m", "trainer.export", str(trained["osft"]), str(tmp_path / "hf"), "--max-shard-size", "20KB"]
+    command = [
+        sys.executable,
+        "-m",
+        "trainer.export",
+        str(trained["osft"]),
+        str(tmp_path / "hf"),
+        "--max-shard-size",
+        "20KB",
+    ]
     done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=300)
     assert done.returncode == 0 and done.stderr == "", done.stderr
     shards = list((tmp_path / "hf").glob("model-*.safetensors"))
@@ -115,12 +164,20 @@ def copy(trained: dict[str, Path], tmp_path: Path) -> Iterator[Path]:
     yield Path(shutil.copytree(trained["full"], tmp_path / "step-00000003"))
 
 
-def test_a_wrong_path_a_half_checkpoint_and_a_full_directory_are_one_line(copy: Path, tmp_path: Path, capsys: Any) -> None:
+def test_a_wrong_path_a_half_checkpoint_and_a_full_directory_are_one_line(
+    copy: Path, tmp_path: Path, capsys: Any
+) -> None:
     used = tmp_path / "used"
     used.mkdir()
     (used / "file").write_text("mine")
-    cases = [([copy.parent / "nothing", tmp_path / "out"], "is not a directory"), ([copy, used], "exists and is not empty")]
-    cases += [([copy, tmp_path / "out", "--max-shard-size", "big"], "big"), ([copy, tmp_path / "out", "--dtype", "int4"], "invalid choice")]
+    cases = [
+        ([copy.parent / "nothing", tmp_path / "out"], "is not a directory"),
+        ([copy, used], "exists and is not empty"),
+    ]
+    cases += [
+        ([copy, tmp_path / "out", "--max-shard-size", "big"], "big"),
+        ([copy, tmp_path / "out", "--dtype", "int4"], "invalid choice"),
+    ]
     for arguments, message in cases:
         _refused([str(a) for a in arguments], message, capsys)
     data = copy / "__1_0.distcp"
@@ -128,7 +185,11 @@ def test_a_wrong_path_a_half_checkpoint_and_a_full_directory_are_one_line(copy: 
     data.write_bytes(content[:-100])
     _refused([str(copy), str(tmp_path / "out")], "is damaged: __1_0.distcp", capsys)
     data.write_bytes(b"x" * len(content))
-    _refused([str(copy), str(tmp_path / "out")], "give another checkpoint: rank 0: a file of tensors is damaged", capsys)
+    _refused(
+        [str(copy), str(tmp_path / "out")],
+        "give another checkpoint: rank 0: a file of tensors is damaged",
+        capsys,
+    )
     data.write_bytes(content)
     state = json.loads((copy / "state.json").read_text())
     (copy / ".metadata").write_bytes(b"\0" * state["files"][".metadata"])
@@ -140,7 +201,12 @@ def _refused(arguments: list[str], message: str, capsys: Any) -> None:
     with pytest.raises(SystemExit) as ended:
         main(arguments)
     printed = capsys.readouterr().err
-    assert ended.value.code == 2 and printed.startswith("error: ") and message in printed and printed.count("\n") == 1, printed
+    assert (
+        ended.value.code == 2
+        and printed.startswith("error: ")
+        and message in printed
+        and printed.count("\n") == 1
+    ), printed
 
 
 def test_values_are_multiplied_out_before_they_are_rounded(trained: dict[str, Path], tmp_path: Path) -> None:
@@ -149,7 +215,10 @@ def test_values_are_multiplied_out_before_they_are_rounded(trained: dict[str, Pa
 
     export_checkpoint(trained["osft"], tmp_path / "wide", dtype="float64")
     export_checkpoint(trained["osft"], tmp_path / "narrow", dtype="bfloat16")
-    wide, narrow = load_file(tmp_path / "wide" / "model.safetensors"), load_file(tmp_path / "narrow" / "model.safetensors")
+    wide, narrow = (
+        load_file(tmp_path / "wide" / "model.safetensors"),
+        load_file(tmp_path / "narrow" / "model.safetensors"),
+    )
     assert wide.keys() == narrow.keys()
     for name, value in wide.items():
         assert value.dtype == WIDE and torch.equal(value.bfloat16(), narrow[name]), name

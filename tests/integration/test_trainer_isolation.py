@@ -51,13 +51,33 @@ def program(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Program]
     model_type, attn = request.param
     if model_type == "gemma2" and attn == "sdpa":
         pytest.skip("gemma2 does not take sdpa")
-    shape: dict[str, Any] = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=16)
+    shape: dict[str, Any] = dict(
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+    )
     dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0} if model_type == "gpt2" else {}
-    values = {**({} if model_type == "gpt2" else shape), **MODELS[model_type], **dropout, "vocab_size": 64, "pad_token_id": 0}
+    values = {
+        **({} if model_type == "gpt2" else shape),
+        **MODELS[model_type],
+        **dropout,
+        "vocab_size": 64,
+        "pad_token_id": 0,
+    }
     AutoConfig.for_model(model_type, **values).save_pretrained(tmp_path)
     # The grouped matmul of the experts has no float64.
     dtype = "float32" if model_type == "mixtral" else "float64"
-    config = TrainConfig(model_name_or_path=str(tmp_path), random_init=True, attn=attn, train_dtype=dtype, device="cpu", loss_chunks=4)
+    config = TrainConfig(
+        model_name_or_path=str(tmp_path),
+        random_init=True,
+        attn=attn,
+        train_dtype=dtype,
+        device="cpu",
+        loss_chunks=4,
+    )
     with process_group("cpu"):
         yield build(config)
 
@@ -69,7 +89,9 @@ def _loss(program: Program, batch: dict[str, Any]) -> float:
 
 def test_the_first_document_has_no_influence_on_the_second(program: Program) -> None:
     if program.dtype == torch.float32:
-        pytest.skip("experts see all documents' tokens in one matmul, whose rounding depends on how many there are")
+        pytest.skip(
+            "experts see all documents' tokens in one matmul, whose rounding depends on how many there are"
+        )
     documents = _Documents()
     row = Row(samples=(0, 1), length=32)
     batch = collate(row, documents, pad_id=0, varlen=False)
@@ -84,14 +106,19 @@ def test_the_first_document_has_no_influence_on_the_second(program: Program) -> 
     leaking = {**batch, "position_ids": torch.arange(32)[None], "input_ids": batch["input_ids"].clone()}
     unchanged = _loss(program, leaking)
     leaking["input_ids"][0, 3] = (leaking["input_ids"][0, 3] + 1) % 64
-    assert _loss(program, leaking) != unchanged, "without restarting positions there is influence: the test can see one"
+    assert _loss(program, leaking) != unchanged, (
+        "without restarting positions there is influence: the test can see one"
+    )
 
 
 def test_a_packed_row_costs_what_its_documents_cost_alone(program: Program) -> None:
     documents = _Documents()
     documents.tokens[0] = _tokens(list(documents.tokens[0].input_ids), list(documents.tokens[0].input_ids))
     packed = _loss(program, collate(Row(samples=(0, 1), length=32), documents, pad_id=0, varlen=False))
-    alone = sum(_loss(program, collate(Row(samples=(i,), length=16), documents, pad_id=0, varlen=False)) for i in (0, 1))
+    alone = sum(
+        _loss(program, collate(Row(samples=(i,), length=16), documents, pad_id=0, varlen=False))
+        for i in (0, 1)
+    )
     assert packed == pytest.approx(alone, rel=1e-12 if program.dtype == torch.float64 else 1e-5)
 
 

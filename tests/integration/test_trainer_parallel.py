@@ -21,9 +21,13 @@ def four(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from trainer import demo
 
     out = tmp_path_factory.mktemp("hsdp")
-    demo.config(num_hidden_layers=2, hidden_size=32, intermediate_size=48, num_attention_heads=2, num_key_value_heads=1).save_pretrained(
-        out / "model"
-    )
+    demo.config(
+        num_hidden_layers=2,
+        hidden_size=32,
+        intermediate_size=48,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+    ).save_pretrained(out / "model")
     demo.tokenizer().save_pretrained(out / "model")
     demo.write_data(out / "data.jsonl", count=24)
     command = [
@@ -36,7 +40,14 @@ def four(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "tests/integration/parallel_worker.py",
         str(out),
     ]
-    done = subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
     assert done.returncode == 0, done.stderr[-6000:]
     assert "mesh (2, 2)" in done.stderr
     return out
@@ -55,6 +66,7 @@ def test_two_replicas_of_two_shards_train_as_one_rank(four: Path, tmp_path: Path
         for key in ("loss", "grad_norm", "grad_norm_raw", "tokens"):
             assert a[key] == pytest.approx(b[key], rel=1e-7), (key, a["step"])
     if method == "osft":
-        # The frozen directions are gathered over the shards of one replica: over all four ranks they would be there twice.
+        # The frozen directions are gathered over the shards of one replica: over all four ranks they would be
+        # there twice.
         assert all(r["leak"] < 1e-12 for r in hsdp)
         assert all(r["grad_norm"] < r["grad_norm_raw"] for r in hsdp)

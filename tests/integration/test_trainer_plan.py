@@ -22,7 +22,13 @@ UNSAFE = "torch._inductor.config.unsafe_skip_cache_dynamic_shape_guards"
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("model")
-    demo.config(num_hidden_layers=2, hidden_size=32, intermediate_size=48, num_attention_heads=2, num_key_value_heads=1).save_pretrained(directory)
+    demo.config(
+        num_hidden_layers=2,
+        hidden_size=32,
+        intermediate_size=48,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+    ).save_pretrained(directory)
     demo.tokenizer().save_pretrained(directory)
     demo.write_data(directory / "data.jsonl", count=48)
     return directory
@@ -53,7 +59,9 @@ def plan(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
     )  # fmt: skip
     assert report.plan is not None and report.plan.regimes
-    made = dataclasses.replace(report.plan, settings=(*report.plan.settings, Setting(key=UNSAFE, value=True, unsafe=True)))
+    made = dataclasses.replace(
+        report.plan, settings=(*report.plan.settings, Setting(key=UNSAFE, value=True, unsafe=True))
+    )
     made.write(directory / "plan.json")
     return directory / "plan.json"
 
@@ -69,7 +77,9 @@ def test_regimes_are_compiled_before_the_first_step_and_nothing_after(
     cold = _run(_config(tiny, tmp_path / "cold"))
     capsys.readouterr()
     warmed = _run(_config(tiny, tmp_path / "warm", compile_plan=str(plan)))
-    assert sum(r["graphs"] for r in cold) >= 2 and any(r["recompiles"] for r in cold), "without the plan something compiles in training"
+    assert sum(r["graphs"] for r in cold) >= 2 and any(r["recompiles"] for r in cold), (
+        "without the plan something compiles in training"
+    )
     assert not any(r["graphs"] or r["recompiles"] or r["compile_seconds"] for r in warmed)
     assert f"warmed {len(load_plan(plan).warm)} regimes in " in capsys.readouterr().err
     # Warming changes neither weights nor random numbers.
@@ -89,13 +99,21 @@ def test_regimes_are_compiled_before_the_first_step_and_nothing_after(
         ({"train_dtype": "float64"}, "dtype"),
     ],
 )
-def test_a_plan_for_something_else_is_refused_before_anything_is_compiled(tiny: Path, tmp_path: Path, plan: Path, values: Any, field: str) -> None:
+def test_a_plan_for_something_else_is_refused_before_anything_is_compiled(
+    tiny: Path, tmp_path: Path, plan: Path, values: Any, field: str
+) -> None:
     with pytest.raises(ValueError, match=f"was made for {field} .*make the plan again"):
         _run(_config(tiny, tmp_path, compile_plan=str(plan), **values))
 
 
 def test_a_plan_for_another_model_is_refused(tiny: Path, tmp_path: Path, plan: Path) -> None:
-    demo.config(num_hidden_layers=3, hidden_size=32, intermediate_size=48, num_attention_heads=2, num_key_value_heads=1).save_pretrained(tmp_path)
+    demo.config(
+        num_hidden_layers=3,
+        hidden_size=32,
+        intermediate_size=48,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+    ).save_pretrained(tmp_path)
     demo.tokenizer().save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="was made for config_sha"):
         _run(_config(tiny, tmp_path / "out", compile_plan=str(plan), model_name_or_path=str(tmp_path)))

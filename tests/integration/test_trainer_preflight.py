@@ -1,4 +1,6 @@
-"""The check of a configuration and the run of it agree; what would break, or compute another loss, stops the run before step 0."""
+"""The check of a configuration and the run of it agree; what would break, or compute another loss, stops the
+run before step 0.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from trainer.loss_check import compare_loss
 from trainer.preflight import check
 from trainer.program import lookup_backend
 
-SHAPE: dict[str, Any] = dict(num_hidden_layers=2, hidden_size=32, intermediate_size=48, num_attention_heads=2, num_key_value_heads=1)
+SHAPE: dict[str, Any] = dict(
+    num_hidden_layers=2, hidden_size=32, intermediate_size=48, num_attention_heads=2, num_key_value_heads=1
+)
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +55,11 @@ BLOCKS = ["model.layers.0", "model.layers.1"]
     ("values", "regions", "viable"),
     [
         ({"osft": True, "compile_scope": "block+loss"}, [*BLOCKS, "cross_entropy"], True),
-        ({"compile_scope": "block", "dynamic": "auto", "ac": "full", "compile_backend": "eager"}, BLOCKS, False),
+        (
+            {"compile_scope": "block", "dynamic": "auto", "ac": "full", "compile_backend": "eager"},
+            BLOCKS,
+            False,
+        ),
         ({"compile_scope": "model", "ac": "full", "compile_backend": "eager"}, ["model"], True),
         ({"compile_scope": "model+loss", "compile_backend": "eager"}, ["step"], True),
     ],
@@ -84,31 +92,64 @@ def test_flex_attention_is_checked_where_it_cannot_be_trained(tiny: Path, tmp_pa
 def _with_config(tiny: Path, directory: Path, **values: Any) -> Path:
     from transformers import AutoConfig
 
-    base = {"vocab_size": 272, "pad_token_id": 0, "bos_token_id": None, "eos_token_id": 3, "max_position_embeddings": 4096}
+    base = {
+        "vocab_size": 272,
+        "pad_token_id": 0,
+        "bos_token_id": None,
+        "eos_token_id": 3,
+        "max_position_embeddings": 4096,
+    }
     AutoConfig.for_model(values.pop("model_type"), **{**SHAPE, **base, **values}).save_pretrained(directory)
     demo.tokenizer().save_pretrained(directory)
     return directory
 
 
-def test_a_block_that_breaks_stops_the_run_before_the_first_step(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    model = _with_config(tiny, tmp_path / "m", model_type="mixtral", num_local_experts=4, num_experts_per_tok=2)
+def test_a_block_that_breaks_stops_the_run_before_the_first_step(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = _with_config(
+        tiny, tmp_path / "m", model_type="mixtral", num_local_experts=4, num_experts_per_tok=2
+    )
     file = model / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"experts_implementation": "eager"}))
     out = tmp_path / "out"
-    arguments = ["--model-name-or-path", str(model), "--random-init", "--data-path", str(tiny / "data.jsonl"), "--device", "cpu", "--compile-model"]
+    arguments = [
+        "--model-name-or-path",
+        str(model),
+        "--random-init",
+        "--data-path",
+        str(tiny / "data.jsonl"),
+        "--device",
+        "cpu",
+        "--compile-model",
+    ]
     with pytest.raises(SystemExit) as ended:
         main([*arguments, "--max-tokens-per-gpu", "512", "--preflight", "--output-dir", str(out)])
     assert ended.value.code == 2
     [line] = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]
-    assert "blocking findings, the first: graph_break" in line and "model.layers.*" in line and "mixtral" in line
+    assert (
+        "blocking findings, the first: graph_break" in line and "model.layers.*" in line and "mixtral" in line
+    )
     assert not (out / "metrics.jsonl").exists() and not (out / "run").exists()
 
 
-def test_a_model_that_breaks_outside_of_its_blocks_stops_a_whole_model_scope(tiny: Path, tmp_path: Path) -> None:
+def test_a_model_that_breaks_outside_of_its_blocks_stops_a_whole_model_scope(
+    tiny: Path, tmp_path: Path
+) -> None:
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
     model = _with_config(tiny, tmp_path / "m", model_type="llama", rope_parameters=rope)
-    with pytest.raises(ValueError, match=r"preflight: .* graph_break .* in model at .*modeling_rope_utils.py"):
-        trainer.run_training(_config(model, tmp_path / "out", data_path=str(tiny / "data.jsonl"), compile_scope="model", preflight=True))
+    with pytest.raises(
+        ValueError, match=r"preflight: .* graph_break .* in model at .*modeling_rope_utils.py"
+    ):
+        trainer.run_training(
+            _config(
+                model,
+                tmp_path / "out",
+                data_path=str(tiny / "data.jsonl"),
+                compile_scope="model",
+                preflight=True,
+            )
+        )
 
 
 @pytest.fixture(scope="module")
@@ -117,10 +158,14 @@ def wrong_backends() -> Iterator[None]:
     from torch._dynamo import register_backend
 
     def change(graph: Any, each: Any) -> Any:
-        return lambda *args: tuple(each(x) if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in graph(*args))
+        return lambda *args: tuple(
+            each(x) if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in graph(*args)
+        )
 
     register_backend(lambda graph, inputs: change(graph, lambda x: x * 1.05), name="five_percent_more")
-    register_backend(lambda graph, inputs: change(graph, lambda x: 2 * x - x.detach()), name="twice_the_gradient")
+    register_backend(
+        lambda graph, inputs: change(graph, lambda x: 2 * x - x.detach()), name="twice_the_gradient"
+    )
     yield
 
 
@@ -133,20 +178,35 @@ def wrong_backends() -> Iterator[None]:
 )
 @pytest.mark.parametrize("scope", ["loss", "model+loss"])
 def test_a_compiled_loss_that_is_another_stops_the_run(
-    fresh_dynamo: None, wrong_backends: None, tiny: Path, tmp_path: Path, scope: str, backend: str, message: str
+    fresh_dynamo: None,
+    wrong_backends: None,
+    tiny: Path,
+    tmp_path: Path,
+    scope: str,
+    backend: str,
+    message: str,
 ) -> None:
     with pytest.raises(ValueError, match=f"preflight: {message} .backend {backend}."):
-        trainer.run_training(_config(tiny, tmp_path, compile_scope=scope, compile_backend=backend, preflight=True))
+        trainer.run_training(
+            _config(tiny, tmp_path, compile_scope=scope, compile_backend=backend, preflight=True)
+        )
     assert not (tmp_path / "metrics.jsonl").exists()
 
 
 @pytest.mark.parametrize("scope", ["block", "loss", "block+loss", "model+loss"])
-@pytest.mark.parametrize("model", [{}, {"final_logit_softcapping": 5.0, "logits_scaling": 4.0}], ids=["plain", "capped"])
+@pytest.mark.parametrize(
+    "model", [{}, {"final_logit_softcapping": 5.0, "logits_scaling": 4.0}], ids=["plain", "capped"]
+)
 def test_a_right_loss_passes(fresh_dynamo: None, scope: str, model: dict[str, Any]) -> None:
     config = TrainConfig(compile_scope=scope, loss_chunks=2)
     model_config = types.SimpleNamespace(vocab_size=50, **model)
     for dtype in (torch.float32, torch.bfloat16):
-        assert compare_loss(config, model_config, lookup_backend("aot_eager"), device=torch.device("cpu"), dtype=dtype) == []
+        assert (
+            compare_loss(
+                config, model_config, lookup_backend("aot_eager"), device=torch.device("cpu"), dtype=dtype
+            )
+            == []
+        )
 
 
 def test_a_backend_that_raises_is_told(fresh_dynamo: None) -> None:
@@ -154,7 +214,11 @@ def test_a_backend_that_raises_is_told(fresh_dynamo: None) -> None:
         raise NotImplementedError("no such operator")
 
     [found] = compare_loss(
-        TrainConfig(compile_scope="loss"), types.SimpleNamespace(vocab_size=50), raising, device=torch.device("cpu"), dtype=torch.float32
+        TrainConfig(compile_scope="loss"),
+        types.SimpleNamespace(vocab_size=50),
+        raising,
+        device=torch.device("cpu"),
+        dtype=torch.float32,
     )
     assert found.startswith("the compiled loss raises") and "no such operator" in found
 
@@ -171,14 +235,35 @@ def test_what_the_preflight_compiles_is_not_counted_as_the_runs(
 def test_a_request_that_compiles_nothing_is_one_line_and_exit_code_2(
     fresh_dynamo: None, tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = ["--model-name-or-path", str(tiny), "--random-init", "--data-path", str(tiny / "data.jsonl"), "--device", "cpu"]
+    arguments = [
+        "--model-name-or-path",
+        str(tiny),
+        "--random-init",
+        "--data-path",
+        str(tiny / "data.jsonl"),
+        "--device",
+        "cpu",
+    ]
     torch.compiler.set_stance("force_eager")
     try:
         with pytest.raises(SystemExit) as ended:
-            main([*arguments, "--compile-model", "--compile-backend", "eager", "--max-tokens-per-gpu", "512", "--output-dir", str(tmp_path)])
+            main(
+                [
+                    *arguments,
+                    "--compile-model",
+                    "--compile-backend",
+                    "eager",
+                    "--max-tokens-per-gpu",
+                    "512",
+                    "--output-dir",
+                    str(tmp_path),
+                ]
+            )
     finally:
         torch.compiler.set_stance("default")
     assert ended.value.code == 2
     error = capsys.readouterr().err
-    assert error.splitlines()[-1].startswith("error: compile scope block: a step ran and nothing was compiled")
+    assert error.splitlines()[-1].startswith(
+        "error: compile scope block: a step ran and nothing was compiled"
+    )
     assert "Traceback" not in error

@@ -31,7 +31,9 @@ def _inside(inner: dict[str, Any], outer: dict[str, Any]) -> bool:
     return outer["ts"] <= inner["ts"] and inner["ts"] + inner["dur"] <= outer["ts"] + outer["dur"]
 
 
-def test_blocks_and_loss_are_named_in_the_steps_that_were_asked_for(fresh_dynamo: None, tiny: Path, tmp_path: Path) -> None:
+def test_blocks_and_loss_are_named_in_the_steps_that_were_asked_for(
+    fresh_dynamo: None, tiny: Path, tmp_path: Path
+) -> None:
     records = _train(tiny, tmp_path, compile_scope="block+loss", profile_steps="2-3")
     assert [r["graphs"] for r in records] == [2, 0, 0, 0], "naming must not be part of a graph"
     found = _ranges(tmp_path)
@@ -43,12 +45,16 @@ def test_blocks_and_loss_are_named_in_the_steps_that_were_asked_for(fresh_dynamo
         calls = [e for e in found if e["name"] == name]
         assert len(calls) == rows
         assert all(any(_inside(call, step) for step in steps.values()) for call in calls)
-        assert all(any(_inside(region, call) for region in compiled) for call in calls), "the compiled region is inside of the block's range"
+        assert all(any(_inside(region, call) for region in compiled) for call in calls), (
+            "the compiled region is inside of the block's range"
+        )
     # Two chunks of each row, each computed again in backward.
     assert len([e for e in found if e["name"] == "loss"]) == 4 * rows
 
 
-def test_eager_blocks_are_named_and_a_run_that_ends_early_keeps_its_profile(tiny: Path, tmp_path: Path) -> None:
+def test_eager_blocks_are_named_and_a_run_that_ends_early_keeps_its_profile(
+    tiny: Path, tmp_path: Path
+) -> None:
     records = _train(tiny, tmp_path, profile_steps="4-9")
     names = [e["name"] for e in _ranges(tmp_path)]
     assert names.count("step 4") == 1 and names.count("model.layers.0") == len(records[3]["lengths"])

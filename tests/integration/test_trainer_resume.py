@@ -1,6 +1,8 @@
-"""Checkpoints and resuming through real torchrun on two ranks: a run that was stopped, killed or out of disk goes on as if nothing had been.
+"""Checkpoints and resuming through real torchrun on two ranks: a run that was stopped, killed or out of disk
+goes on as if nothing had been.
 
-The uninterrupted runs of the four programs are made once; every other run is held against them bit for bit, dropout included.
+The uninterrupted runs of the four programs are made once; every other run is held against them bit for bit,
+dropout included.
 """
 
 from __future__ import annotations
@@ -26,11 +28,31 @@ MODES = {"eager": {}, "compiled": {"compile_model": True, "compile_backend": "ea
 PROGRAMS = [f"{method}-{mode}" for method in METHODS for mode in MODES]
 TOTAL, EPOCH = 36, 6
 """Steps of a run and of its epochs."""
-EXACT = ("step", "epoch", "loss", "grad_norm_raw", "grad_norm", "lr", "leak", "val_loss", "tokens", "total_tokens", "lengths")
+EXACT = (
+    "step",
+    "epoch",
+    "loss",
+    "grad_norm_raw",
+    "grad_norm",
+    "lr",
+    "leak",
+    "val_loss",
+    "tokens",
+    "total_tokens",
+    "lengths",
+)
 
 
 def torchrun(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *arguments]
+    return [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        *arguments,
+    ]
 
 
 def environment() -> dict[str, str]:
@@ -56,7 +78,11 @@ def exact(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def checkpoints(out: Path) -> list[int]:
-    return sorted(int(path.name.removeprefix("step-")) for path in (out / "checkpoints").glob("step-*") if path.suffix != ".partial")
+    return sorted(
+        int(path.name.removeprefix("step-"))
+        for path in (out / "checkpoints").glob("step-*")
+        if path.suffix != ".partial"
+    )
 
 
 class Lab:
@@ -67,7 +93,13 @@ class Lab:
 
         self.directory = directory
         for name, dropout in (("model", 0.1), ("still", 0.0)):
-            shape = dict(num_hidden_layers=1, hidden_size=32, intermediate_size=64, num_attention_heads=2, num_key_value_heads=1)
+            shape = dict(
+                num_hidden_layers=1,
+                hidden_size=32,
+                intermediate_size=64,
+                num_attention_heads=2,
+                num_key_value_heads=1,
+            )
             demo.config(**shape, attention_dropout=dropout).save_pretrained(directory / name)
             demo.tokenizer().save_pretrained(directory / name)
         demo.write_data(directory / "data.jsonl", count=40)
@@ -85,12 +117,20 @@ class Lab:
         }  # fmt: skip
 
     def kill(self, program: str, at: int, after: float) -> None:
-        """Train by the command line, and end all processes at once, ``after`` seconds after step ``at`` and once the first epoch is kept."""
+        """Train by the command line, and end all processes at once, ``after`` seconds after step ``at`` and
+        once the first epoch is kept.
+        """
         out = self.out(f"killed-{program}")
         file = self.directory / f"{program}.yaml"
-        file.write_text(json.dumps({key: value for key, value in self.config(program, out.name).items() if value is not None}))
+        file.write_text(
+            json.dumps(
+                {key: value for key, value in self.config(program, out.name).items() if value is not None}
+            )
+        )
         with open(self.directory / f"{program}.log", "w") as log:
-            process = subprocess.Popen(torchrun("-m", "trainer", "--config", str(file)), cwd=ROOT, env=environment(), stderr=log)
+            process = subprocess.Popen(
+                torchrun("-m", "trainer", "--config", str(file)), cwd=ROOT, env=environment(), stderr=log
+            )
             wait_for(out, at, process)
             while not (out / "checkpoints" / f"step-{EPOCH:08d}").exists():
                 time.sleep(0.005)
@@ -119,14 +159,28 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
 
 @pytest.fixture(scope="module")
 def first(lab: Lab) -> str:
-    """The uninterrupted runs, the clean stops, a full disk, and what two ranks give to one; returns what was printed."""
-    still = {"model_name_or_path": str(lab.directory / "still"), "max_steps": 30, "checkpoint_every": 10, "keep_checkpoints": 9}
+    """The uninterrupted runs, the clean stops, a full disk, and what two ranks give to one; returns what was
+    printed.
+    """
+    still = {
+        "model_name_or_path": str(lab.directory / "still"),
+        "max_steps": 30,
+        "checkpoint_every": 10,
+        "keep_checkpoints": 9,
+    }
     return run_all(
         lab.directory,
         [
             *(lab.config(program, f"whole-{program}") for program in PROGRAMS),
             *(lab.config(program, f"stopped-{program}", signal_at=EPOCH + 2) for program in PROGRAMS),
-            lab.config("full-eager", "full-disk", max_steps=14, full_disk=[3, 9], checkpoint_every=2, checkpoint_epochs=False),
+            lab.config(
+                "full-eager",
+                "full-disk",
+                max_steps=14,
+                full_disk=[3, 9],
+                checkpoint_every=2,
+                checkpoint_epochs=False,
+            ),
             *(lab.config(f"{method}-eager", f"two-{method}", **still) for method in METHODS),
         ],
     )
@@ -137,14 +191,21 @@ def one(lab: Lab) -> None:
     """A run on one rank that two continue."""
     import trainer
 
-    still = {"model_name_or_path": str(lab.directory / "still"), "max_steps": 30, "checkpoint_every": 10, "keep_checkpoints": 9}
+    still = {
+        "model_name_or_path": str(lab.directory / "still"),
+        "max_steps": 30,
+        "checkpoint_every": 10,
+        "keep_checkpoints": 9,
+    }
     trainer.run_training(lab.config("osft-eager", "one-osft", **still))
 
 
 @pytest.fixture(scope="module")
 def killed(lab: Lab, first: str) -> dict[str, tuple[int, float]]:
     """One run of each program, killed at a random moment after the first epoch; returns the moments."""
-    moments = {program: (random.randint(EPOCH + 1, EPOCH + 7), random.uniform(0, 0.2)) for program in PROGRAMS}
+    moments = {
+        program: (random.randint(EPOCH + 1, EPOCH + 7), random.uniform(0, 0.2)) for program in PROGRAMS
+    }
     for program, moment in moments.items():
         lab.kill(program, *moment)
     return moments
@@ -152,21 +213,32 @@ def killed(lab: Lab, first: str) -> dict[str, tuple[int, float]]:
 
 @pytest.fixture(scope="module")
 def second(lab: Lab, first: str, killed: dict[str, tuple[int, float]], one: None) -> dict[str, Any]:
-    """Every run is continued in one start. Returns what was printed, and the newest checkpoint that each had before, by output directory."""
+    """Every run is continued in one start. Returns what was printed, and the newest checkpoint that each had
+    before, by output directory.
+    """
     runs = []
     rarely = {"checkpoint_every": 0, "checkpoint_epochs": False, "checkpoint_best": False}
     for program in PROGRAMS:
-        runs += [lab.config(program, f"{how}-{program}", resume="auto", **rarely) for how in ("stopped", "killed")]
+        runs += [
+            lab.config(program, f"{how}-{program}", resume="auto", **rarely) for how in ("stopped", "killed")
+        ]
         for how, source in (("border", "whole"), ("killed_border", "killed")):
             # Taken out of the run's directory, where it would be one of several.
             aside = lab.out(f"{how}-from-{program}") / f"step-{EPOCH:08d}"
             shutil.copytree(lab.out(f"{source}-{program}") / "checkpoints" / aside.name, aside)
             runs.append(lab.config(program, f"{how}-{program}", resume=str(aside), **rarely))
-    before: dict[str, Any] = {Path(run["output_dir"]).name: checkpoints(Path(run["output_dir"]))[-1:] for run in runs}
-    before["stopped.json"] = {program: json.loads((lab.out(f"stopped-{program}") / "stopped.json").read_text()) for program in PROGRAMS}
+    before: dict[str, Any] = {
+        Path(run["output_dir"]).name: checkpoints(Path(run["output_dir"]))[-1:] for run in runs
+    }
+    before["stopped.json"] = {
+        program: json.loads((lab.out(f"stopped-{program}") / "stopped.json").read_text())
+        for program in PROGRAMS
+    }
     still = {"model_name_or_path": str(lab.directory / "still"), "max_steps": 30, "checkpoint_every": 0}
     earlier = str(lab.out("one-osft") / "checkpoints" / "step-00000010")
-    before["printed"] = run_all(lab.directory, [*runs, lab.config("osft-eager", "one_two-osft", resume=earlier, **still)])
+    before["printed"] = run_all(
+        lab.directory, [*runs, lab.config("osft-eager", "one_two-osft", resume=earlier, **still)]
+    )
     return before
 
 
@@ -180,18 +252,26 @@ def test_a_continued_run_is_the_uninterrupted_one_bit_for_bit(
     taken_from = EPOCH if "border" in how else second[f"{how}-{program}"][0]
     assert EPOCH <= taken_from <= TOTAL - 20
     assert how != "stopped" or taken_from % EPOCH, "the clean stop is in mid-epoch"
-    assert [record["step"] for record in ours] == list(range(taken_from + 1 if "border" in how else 1, TOTAL + 1)), "each step once"
+    assert [record["step"] for record in ours] == list(
+        range(taken_from + 1 if "border" in how else 1, TOTAL + 1)
+    ), "each step once"
     for record in ours:
-        assert exact(record) == exact(whole[record["step"]]), f"taken from step {taken_from}, killed at {killed[program]}"
+        assert exact(record) == exact(whole[record["step"]]), (
+            f"taken from step {taken_from}, killed at {killed[program]}"
+        )
     assert not list((lab.out(f"{how}-{program}") / "checkpoints").glob("*.partial"))
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_a_signal_to_one_rank_stops_all_after_the_same_step_with_a_checkpoint(lab: Lab, second: dict[str, Any], program: str) -> None:
+def test_a_signal_to_one_rank_stops_all_after_the_same_step_with_a_checkpoint(
+    lab: Lab, second: dict[str, Any], program: str
+) -> None:
     marked = second["stopped.json"][program]
     assert EPOCH + 2 <= marked["step"] < 2 * EPOCH
     assert second[f"stopped-{program}"] == [marked["step"]]
-    assert not (lab.out(f"stopped-{program}") / "stopped.json").exists(), "a run that goes on is not a stopped one"
+    assert not (lab.out(f"stopped-{program}") / "stopped.json").exists(), (
+        "a run that goes on is not a stopped one"
+    )
 
 
 def test_a_continued_run_compiles_before_its_first_step(second: dict[str, Any], lab: Lab) -> None:
@@ -216,15 +296,29 @@ def test_a_disk_without_room_leaves_the_checkpoint_before(lab: Lab, tmp_path: Pa
     if subprocess.run([*mount, "true"], capture_output=True).returncode:
         pytest.skip("no right to mount a file system here")
     file = tmp_path / "run.yaml"
-    file.write_text(json.dumps({**lab.config("full-eager", "x", max_steps=6, checkpoint_best=False), "output_dir": str(disk / "out")}))
+    file.write_text(
+        json.dumps(
+            {
+                **lab.config("full-eager", "x", max_steps=6, checkpoint_best=False),
+                "output_dir": str(disk / "out"),
+            }
+        )
+    )
     # Room for one checkpoint of half a megabyte, not for two.
     script = f"head -c 500000 /dev/zero > {disk}/fill; {sys.executable} -m trainer --config {file}; code=$?; cp -a {disk}/out {tmp_path}; exit $code"
-    done = subprocess.run([*mount, script], cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [*mount, script], cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 2, done.stderr
     assert "error: the last checkpoint could not be written: rank 0: " in done.stderr
-    assert "No space left" in done.stderr or "is the disk full?" in done.stderr, "torch's writer does not always pass the reason on"
+    assert "No space left" in done.stderr or "is the disk full?" in done.stderr, (
+        "torch's writer does not always pass the reason on"
+    )
     assert len(metrics(tmp_path / "out")) == 6, "training went on"
-    assert resolve("auto", tmp_path / "out" / "checkpoints") == tmp_path / "out" / "checkpoints" / "step-00000003"
+    assert (
+        resolve("auto", tmp_path / "out" / "checkpoints")
+        == tmp_path / "out" / "checkpoints" / "step-00000003"
+    )
     assert not list((tmp_path / "out" / "checkpoints").glob("*.partial"))
 
 
@@ -233,12 +327,16 @@ def test_the_newest_of_an_epoch_and_the_best_are_kept(lab: Lab, first: str) -> N
     by_epoch = list(range(EPOCH, TOTAL + 1, EPOCH))
     best = min(metrics(lab.out("whole-full-eager")), key=lambda record: record.get("val_loss", 1e9))["step"]
     assert checkpoints(lab.out("whole-full-eager")) == sorted({*by_epoch, best, TOTAL - 3, TOTAL})
-    assert (directory / "best").resolve().name == f"step-{best:08d}" and (directory / "last").resolve().name == f"step-{TOTAL:08d}"
+    assert (directory / "best").resolve().name == f"step-{best:08d}" and (
+        directory / "last"
+    ).resolve().name == f"step-{TOTAL:08d}"
     assert read_state(directory / "best").best.step == best
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_one_rank_continues_what_two_began(lab: Lab, first: str, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_rank_continues_what_two_began(
+    lab: Lab, first: str, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import trainer
     import trainer.weights
 
@@ -261,9 +359,9 @@ def test_two_ranks_continue_what_one_began(lab: Lab, second: dict[str, Any]) -> 
 def _same_samples_and_losses(ours: list[dict[str, Any]], whole: list[dict[str, Any]]) -> None:
     assert len(ours) == len(whole) == 20
     for now, was in zip(ours, whole, strict=True):
-        assert [now[key] for key in ("step", "epoch", "samples", "tokens", "loss_tokens", "total_tokens")] == [
-            was[key] for key in ("step", "epoch", "samples", "tokens", "loss_tokens", "total_tokens")
-        ]
+        assert [
+            now[key] for key in ("step", "epoch", "samples", "tokens", "loss_tokens", "total_tokens")
+        ] == [was[key] for key in ("step", "epoch", "samples", "tokens", "loss_tokens", "total_tokens")]
         assert now["loss"] == pytest.approx(was["loss"], rel=1e-5)
 
 
@@ -274,22 +372,35 @@ def test_other_options_are_refused_in_one_line(lab: Lab, first: str, tmp_path: P
     checkpoint = lab.out("two-full") / "checkpoints" / "step-00000010"
     deeper = lab.directory / "deeper"
     shutil.copytree(lab.directory / "still", deeper)
-    demo.config(num_hidden_layers=2, hidden_size=32, intermediate_size=64, num_attention_heads=2, num_key_value_heads=1).save_pretrained(deeper)
+    demo.config(
+        num_hidden_layers=2,
+        hidden_size=32,
+        intermediate_size=64,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+    ).save_pretrained(deeper)
     for values, message in (
         ({"osft": True}, "was trained with osft False, this run has True"),
         ({"batch_size": 5}, "was trained with batch-size 6, this run has 5"),
         ({"validation_split": 0.2}, "was trained with validation-split 0.1"),
         ({"max_steps": 8}, "is at step 10, this run ends at 8"),
-        ({"model_name_or_path": str(deeper)}, r"lacks \d+ of this model's tensors, the first is model.model.layers.1"),
+        (
+            {"model_name_or_path": str(deeper)},
+            r"lacks \d+ of this model's tensors, the first is model.model.layers.1",
+        ),
         ({"resume": str(checkpoint.parent)}, "holds checkpoints but is none"),
     ):
-        config = lab.config("full-eager", "refused", model_name_or_path=str(lab.directory / "still"), resume=str(checkpoint))
+        config = lab.config(
+            "full-eager", "refused", model_name_or_path=str(lab.directory / "still"), resume=str(checkpoint)
+        )
         with pytest.raises(ValueError, match=message):
             trainer.run_training({**config, "output_dir": str(tmp_path), **values})
 
 
 def test_the_command_line_ends_with_85_and_torchrun_leaves_a_mark(lab: Lab) -> None:
-    """The workers that collate are signalled like the rest of their group, and must live on for the step that is to be finished."""
+    """The workers that collate are signalled like the rest of their group, and must live on for the step that
+    is to be finished.
+    """
     for name, command, number in (
         ("single", [sys.executable], signal.SIGUSR1),
         ("launched", torchrun(), signal.SIGTERM),
@@ -298,7 +409,9 @@ def test_the_command_line_ends_with_85_and_torchrun_leaves_a_mark(lab: Lab) -> N
         file = lab.directory / f"{name}.yaml"
         file.write_text(json.dumps(lab.config("full-eager", name, max_steps=4000, num_workers=1)))
         with open(lab.directory / f"{name}.log", "w") as log:
-            process = subprocess.Popen([*command, "-m", "trainer", "--config", str(file)], cwd=ROOT, env=environment(), stderr=log)
+            process = subprocess.Popen(
+                [*command, "-m", "trainer", "--config", str(file)], cwd=ROOT, env=environment(), stderr=log
+            )
             wait_for(out, 3, process)
             process.send_signal(number)
             code = process.wait(timeout=120)

@@ -51,9 +51,13 @@ def _same(a: list[dict[str, Any]], b: list[dict[str, Any]], rel: float) -> None:
         ("block", 1, {"osft": True, "compile_backend": "eager"}),
     ],
 )
-def test_scope_trains_as_eager_does(fresh_dynamo: None, tiny: Path, tmp_path: Path, scope: str, graphs: int, values: dict[str, Any]) -> None:
+def test_scope_trains_as_eager_does(
+    fresh_dynamo: None, tiny: Path, tmp_path: Path, scope: str, graphs: int, values: dict[str, Any]
+) -> None:
     method = next((m for m in ("osft", "lora") if values.get(m)), "full")
-    eager = _train(tiny, tmp_path / "e", **values) if method == "osft" else _eager(tiny, tmp_path / "e", method)
+    eager = (
+        _train(tiny, tmp_path / "e", **values) if method == "osft" else _eager(tiny, tmp_path / "e", method)
+    )
     compiled = _train(tiny, tmp_path / "c", compile_scope=scope, **values)
     _same(compiled, eager, 1e-7)
     assert [r["graphs"] for r in compiled] == [graphs, 0, 0]
@@ -62,7 +66,9 @@ def test_scope_trains_as_eager_does(fresh_dynamo: None, tiny: Path, tmp_path: Pa
 
 
 def test_adaptive_ranks_are_a_graph_for_each_level(fresh_dynamo: None, tiny: Path, tmp_path: Path) -> None:
-    compiled = _train(tiny, tmp_path, osft=True, osft_ranks="adaptive", compile_model=True, compile_backend="eager")
+    compiled = _train(
+        tiny, tmp_path, osft=True, osft_ranks="adaptive", compile_model=True, compile_backend="eager"
+    )
     assert [r["graphs"] for r in compiled] == [2, 0, 0]
     assert "_low" in compiled[0]["recompiles"][0]["reason"]
 
@@ -70,13 +76,17 @@ def test_adaptive_ranks_are_a_graph_for_each_level(fresh_dynamo: None, tiny: Pat
 @pytest.mark.slow
 def test_inductor_trains_as_eager_does(fresh_dynamo: None, tiny: Path, tmp_path: Path) -> None:
     eager = _train(tiny, tmp_path / "e", train_dtype="float32")
-    compiled = _train(tiny, tmp_path / "c", train_dtype="float32", compile_scope="block+loss", compile_backend="inductor")
+    compiled = _train(
+        tiny, tmp_path / "c", train_dtype="float32", compile_scope="block+loss", compile_backend="inductor"
+    )
     _same(compiled, eager, 1e-3)
     assert compiled[0]["graphs"] == 2
 
 
 @pytest.mark.slow
-def test_compiled_artifacts_are_carried_to_the_next_start(tiny: Path, tmp_path: Path, run_python: Any) -> None:
+def test_compiled_artifacts_are_carried_to_the_next_start(
+    tiny: Path, tmp_path: Path, run_python: Any
+) -> None:
     code = """
         import sys, trainer
         tiny, out = sys.argv[1:]
@@ -86,18 +96,29 @@ def test_compiled_artifacts_are_carried_to_the_next_start(tiny: Path, tmp_path: 
         """
     # Each start has an empty cache directory of its own: what is hit in the second came through the file.
     first, second = (
-        run_python(code, str(tiny), str(tmp_path / name), env={"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / f"cache_{name}")}) for name in "ab"
+        run_python(
+            code,
+            str(tiny),
+            str(tmp_path / name),
+            env={"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / f"cache_{name}")},
+        )
+        for name in "ab"
     )
     assert "nothing saved yet" in first.stderr and "saved" in first.stderr
     assert "artifacts" in second.stderr and "loaded" in second.stderr
-    events = [json.loads(line) for line in (tmp_path / "b" / "run" / "events" / "rank00000.jsonl").read_text().splitlines()]
+    events = [
+        json.loads(line)
+        for line in (tmp_path / "b" / "run" / "events" / "rank00000.jsonl").read_text().splitlines()
+    ]
     outcomes = {(e["detail"]["cache"], e["detail"]["outcome"]) for e in events if e["kind"] == "cache"}
     assert any(outcome == "hit" for _, outcome in outcomes), outcomes
     assert not any(outcome == "miss" for _, outcome in outcomes), outcomes
 
 
 @pytest.mark.parametrize("scope", ["block", "loss", "model"])
-def test_a_request_that_compiles_nothing_is_an_error(fresh_dynamo: None, tiny: Path, tmp_path: Path, scope: str) -> None:
+def test_a_request_that_compiles_nothing_is_an_error(
+    fresh_dynamo: None, tiny: Path, tmp_path: Path, scope: str
+) -> None:
     torch.compiler.set_stance("force_eager")
     try:
         with pytest.raises(ValueError, match=f"compile scope {scope}: .* nothing was compiled"):
@@ -107,22 +128,39 @@ def test_a_request_that_compiles_nothing_is_an_error(fresh_dynamo: None, tiny: P
 
 
 def test_validation_and_checkpoints_are_on_their_steps(tiny: Path, tmp_path: Path) -> None:
-    records = _train(tiny, tmp_path, validation_split=0.25, validate_every=2, max_steps=5, checkpoint_every=2, keep_checkpoints=2)
+    records = _train(
+        tiny,
+        tmp_path,
+        validation_split=0.25,
+        validate_every=2,
+        max_steps=5,
+        checkpoint_every=2,
+        keep_checkpoints=2,
+    )
     assert [("val_loss" in r) for r in records] == [False, True, False, True, False]
     checkpoints = tmp_path / "checkpoints"
     assert sorted(p.name for p in checkpoints.iterdir()) == ["best", "last", "step-00000004", "step-00000005"]
-    assert ((checkpoints / "best").resolve().name, (checkpoints / "last").resolve().name) == ("step-00000004", "step-00000005")
+    assert ((checkpoints / "best").resolve().name, (checkpoints / "last").resolve().name) == (
+        "step-00000004",
+        "step-00000005",
+    )
     assert records[3]["val_loss"] < records[1]["val_loss"] < records[0]["loss"]
 
 
 def test_a_loss_that_is_not_finite_stops_with_step_and_lines(tiny: Path, tmp_path: Path) -> None:
-    with pytest.raises(FloatingPointError, match=r"step [23]: loss is nan; the batch is lines \[.*\] of the data"):
+    with pytest.raises(
+        FloatingPointError, match=r"step [23]: loss is nan; the batch is lines \[.*\] of the data"
+    ):
         _train(tiny, tmp_path, learning_rate=1e300, max_grad_norm=0.0, max_steps=5, checkpoint_every=1)
     assert (tmp_path / "checkpoints" / "step-00000001").exists()
 
 
 def test_workers_and_streaming_change_nothing(tiny: Path, tmp_path: Path) -> None:
-    _same(_train(tiny, tmp_path / "w", num_workers=1, streaming=True), _eager(tiny, tmp_path / "e", "full"), 1e-9)
+    _same(
+        _train(tiny, tmp_path / "w", num_workers=1, streaming=True),
+        _eager(tiny, tmp_path / "e", "full"),
+        1e-9,
+    )
 
 
 def test_a_checkpoint_of_another_method_is_refused(tiny: Path, tmp_path: Path) -> None:
@@ -133,18 +171,24 @@ def test_a_checkpoint_of_another_method_is_refused(tiny: Path, tmp_path: Path) -
         _train(tiny, tmp_path, max_steps=2, resume="auto", lora=True)
 
 
-def test_gradients_are_projected_before_they_are_clipped(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_are_projected_before_they_are_clipped(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     norms = []
     step = torch.optim.AdamW.step
 
     def watched(self: torch.optim.AdamW, *args: Any, **kwargs: Any) -> Any:
-        grads = [p.grad.full_tensor() for group in self.param_groups for p in group["params"] if p.grad is not None]
+        grads = [
+            p.grad.full_tensor() for group in self.param_groups for p in group["params"] if p.grad is not None
+        ]
         norms.append(torch.stack([g.square().sum() for g in grads]).sum().sqrt().item())
         return step(self, *args, **kwargs)
 
     monkeypatch.setattr(torch.optim.AdamW, "step", watched)
     # Large initial weights, so that the targets have a share in the norm that shows.
-    demo.config(num_hidden_layers=2, hidden_size=32, intermediate_size=48, initializer_range=0.3).save_pretrained(tmp_path)
+    demo.config(
+        num_hidden_layers=2, hidden_size=32, intermediate_size=48, initializer_range=0.3
+    ).save_pretrained(tmp_path)
     demo.tokenizer().save_pretrained(tmp_path)
     records = _train(tiny, tmp_path / "out", model_name_or_path=str(tmp_path), osft=True, max_grad_norm=0.1)
     # Clipped first, the projection would leave less than the limit.

@@ -17,8 +17,23 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def torchrun(*arguments: str, timeout: float = 900) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *arguments]
-    return subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=timeout)
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        *arguments,
+    ]
+    return subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +47,16 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, tie in (("tiny", False), ("tiny_tied", True)):
         demo.config(num_hidden_layers=2, tie_word_embeddings=tie).save_pretrained(directory / name)
         demo.tokenizer().save_pretrained(directory / name)
-    gpt2 = AutoConfig.for_model("gpt2", n_embd=32, n_layer=2, n_head=2, n_positions=512, vocab_size=272, bos_token_id=0, eos_token_id=3)
+    gpt2 = AutoConfig.for_model(
+        "gpt2",
+        n_embd=32,
+        n_layer=2,
+        n_head=2,
+        n_positions=512,
+        vocab_size=272,
+        bos_token_id=0,
+        eos_token_id=3,
+    )
     gpt2.save_pretrained(directory / "tiny_gpt2")
     demo.tokenizer().save_pretrained(directory / "tiny_gpt2")
     demo.write_data(directory / "data.jsonl", count=60)
@@ -43,12 +67,15 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def two(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What the worker found."""
     out = tmp_path_factory.mktemp("out")
-    done = torchrun("tests/integration/trainer_worker.py", str(tiny / "tiny"), str(tiny / "data.jsonl"), str(out))
+    done = torchrun(
+        "tests/integration/trainer_worker.py", str(tiny / "tiny"), str(tiny / "data.jsonl"), str(out)
+    )
     assert done.returncode == 0, done.stderr[-6000:]
     return {**json.loads((out / "results.json").read_text()), "out": out}
 
 
-# transformers computes norms and rotary angles in float32 even in a float64 model, so that orders of summation show from the ninth digit on.
+# transformers computes norms and rotary angles in float32 even in a float64 model, so that orders of
+# summation show from the ninth digit on.
 def _close(a: list[dict[str, Any]], b: list[dict[str, Any]], *keys: str) -> None:
     assert len(a) == len(b)
     for x, y in zip(a, b, strict=True):
@@ -59,7 +86,9 @@ def _close(a: list[dict[str, Any]], b: list[dict[str, Any]], *keys: str) -> None
 def test_sharded_projection_is_the_dense_one(two: dict[str, Any]) -> None:
     found = two["projection"]
     assert found["layers"] == 14 and found["high"] == 47
-    assert found["moved"] > 1e-6, "nothing was projected away, the comparison would hold for a projection that does nothing"
+    assert found["moved"] > 1e-6, (
+        "nothing was projected away, the comparison would hold for a projection that does nothing"
+    )
     assert max(value for key, value in found.items() if key.startswith("worst")) < 1e-14
 
 
@@ -81,12 +110,18 @@ def test_loading_weights_leaves_the_attention_as_it_was_chosen(two: dict[str, An
 
 
 @pytest.mark.parametrize("name", ["export_osft", "export_full", "export_lora", "export_gpt2"])
-def test_the_exported_model_gives_the_trained_loss_on_single_documents(two: dict[str, Any], name: str) -> None:
+def test_the_exported_model_gives_the_trained_loss_on_single_documents(
+    two: dict[str, Any], name: str
+) -> None:
     assert two[name]["exported"] == pytest.approx(two[name]["sharded"], rel=1e-8)
-    assert two[name]["names_equal"] == (name == "export_full"), "state-dict names of full fine-tuning are the plain model's, also under ac"
+    assert two[name]["names_equal"] == (name == "export_full"), (
+        "state-dict names of full fine-tuning are the plain model's, also under ac"
+    )
 
 
-def test_loss_and_norm_do_not_depend_on_ranks_accumulation_or_replicas(two: dict[str, Any], tiny: Path, tmp_path: Path) -> None:
+def test_loss_and_norm_do_not_depend_on_ranks_accumulation_or_replicas(
+    two: dict[str, Any], tiny: Path, tmp_path: Path
+) -> None:
     import trainer
 
     trainer.run_training(
@@ -97,7 +132,11 @@ def test_loss_and_norm_do_not_depend_on_ranks_accumulation_or_replicas(two: dict
         }
     )  # fmt: skip
     one = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert [len(r["lengths"]) for r in two["accumulated"]] > [len(r["lengths"]) for r in two["full"]] == [1, 1, 1]
+    assert (
+        [len(r["lengths"]) for r in two["accumulated"]]
+        > [len(r["lengths"]) for r in two["full"]]
+        == [1, 1, 1]
+    )
     for name in ("full", "accumulated", "hsdp"):
         _close(two[name], one, "loss", "grad_norm", "grad_norm_raw", "tokens", "loss_tokens")
 
@@ -132,18 +171,34 @@ def test_resuming_goes_on_where_the_checkpoint_was(two: dict[str, Any]) -> None:
     before, resumed = two["osft_compiled"], two["resumed"]
     assert [r["step"] for r in resumed] == list(range(1, 13))
     for was, now in zip(before[8:], resumed[8:10], strict=True):
-        assert [was[k] for k in ("loss", "grad_norm_raw", "total_tokens")] == [now[k] for k in ("loss", "grad_norm_raw", "total_tokens")]
+        assert [was[k] for k in ("loss", "grad_norm_raw", "total_tokens")] == [
+            now[k] for k in ("loss", "grad_norm_raw", "total_tokens")
+        ]
 
 
 def test_the_run_directory_is_the_monitors_and_names_the_settings(two: dict[str, Any]) -> None:
     run = two["out"] / "osft_compiled" / "run"
     assert is_run(run)
-    assert json.loads((run / "run.json").read_text())["settings"]["torch"]["torch._dynamo.config.specialize_float"] is True
+    assert (
+        json.loads((run / "run.json").read_text())["settings"]["torch"][
+            "torch._dynamo.config.specialize_float"
+        ]
+        is True
+    )
     assert {p.name for p in (run / "events").iterdir()} == {"rank00000.jsonl", "rank00001.jsonl"}
 
 
 def test_a_mistake_ends_all_ranks_with_one_line(tmp_path: Path) -> None:
-    done = torchrun("-m", "trainer", "--model-name-or-path", str(tmp_path), "--data-path", "none", "--output-dir", str(tmp_path))
+    done = torchrun(
+        "-m",
+        "trainer",
+        "--model-name-or-path",
+        str(tmp_path),
+        "--data-path",
+        "none",
+        "--output-dir",
+        str(tmp_path),
+    )
     assert done.returncode != 0
     assert done.stderr.count("error: cannot open model") == 1
     assert "trainer/loop.py" not in done.stderr

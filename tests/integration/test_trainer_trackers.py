@@ -34,22 +34,35 @@ def _scalars(directory: Path) -> dict[str, list[tuple[int, float]]]:
     return {tag: [(s.step, s.value) for s in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
 
 
-def test_tensorboard_has_the_loss_of_each_step_beside_the_monitors_scalars(tiny: Path, tmp_path: Path, fresh_dynamo: None) -> None:
+def test_tensorboard_has_the_loss_of_each_step_beside_the_monitors_scalars(
+    tiny: Path, tmp_path: Path, fresh_dynamo: None
+) -> None:
     pytest.importorskip("tensorboard")
-    values: dict[str, Any] = {"tracker": ["tensorboard"], "validation_split": 0.25, "compile_model": True, "compile_backend": "eager"}
+    values: dict[str, Any] = {
+        "tracker": ["tensorboard"],
+        "validation_split": 0.25,
+        "compile_model": True,
+        "compile_backend": "eager",
+    }
     records = _train(tiny, tmp_path, **values)
     found = _scalars(tmp_path / "tensorboard")
     for key in ("loss", "lr", "grad_norm", "tokens_per_second", "graphs", "recompiles"):
         expected = [r[key] if not isinstance(r[key], list) else len(r[key]) for r in records]
-        assert found[f"train/{key}"] == [(i + 1, pytest.approx(value, rel=1e-6)) for i, value in enumerate(expected)], key
-    assert [value for _, value in found["val/loss"]] == pytest.approx([r["val_loss"] for r in records if "val_loss" in r])
+        assert found[f"train/{key}"] == [
+            (i + 1, pytest.approx(value, rel=1e-6)) for i, value in enumerate(expected)
+        ], key
+    assert [value for _, value in found["val/loss"]] == pytest.approx(
+        [r["val_loss"] for r in records if "val_loss" in r]
+    )
     assert "cftdiag/compile_seconds" in found
     # A resumed run goes on in the same curves.
     _train(tiny, tmp_path, **values, max_steps=3, resume="auto")
     assert [step for step, _ in _scalars(tmp_path / "tensorboard")["train/loss"]] == [1, 2, 3]
 
 
-def test_wandb_offline_keeps_the_run_in_the_output_directory(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wandb_offline_keeps_the_run_in_the_output_directory(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
@@ -108,10 +121,21 @@ def test_a_tracker_that_fails_is_told_once_and_training_goes_on(
     ]
 
 
-def test_a_package_that_is_missing_is_one_line(tiny: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_that_is_missing_is_one_line(
+    tiny: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(SystemExit) as ended:
-        main(["--model-name-or-path", str(tiny), "--data-path", str(tiny / "data.jsonl"), "--tracker", "mlflow"])
+        main(
+            [
+                "--model-name-or-path",
+                str(tiny),
+                "--data-path",
+                str(tiny / "data.jsonl"),
+                "--tracker",
+                "mlflow",
+            ]
+        )
     assert ended.value.code == 2
     assert capsys.readouterr().err == (
         "error: --tracker mlflow needs the package mlflow, which is not installed; pip install mlflow-skinny\n"
@@ -119,7 +143,11 @@ def test_a_package_that_is_missing_is_one_line(tiny: Path, capsys: pytest.Captur
 
 
 def test_the_flag_may_be_repeated_and_names_are_checked() -> None:
-    assert parse(["--tracker", "wandb", "--tracker", "mlflow,tensorboard"])[0].tracker == ("wandb", "mlflow", "tensorboard")
+    assert parse(["--tracker", "wandb", "--tracker", "mlflow,tensorboard"])[0].tracker == (
+        "wandb",
+        "mlflow",
+        "tensorboard",
+    )
     with pytest.raises(ValueError, match="tracker must be one of tensorboard, wandb, mlflow, not 'comet'"):
         TrainConfig(tracker=("comet",))
 
@@ -144,4 +172,9 @@ def test_what_of_a_record_becomes_a_scalar() -> None:
         "step": 3, "loss": 1.5, "leak": None, "mfu": None, "lengths": [[8]], "recompiles": [{"block": "b", "reason": "r"}], "val_loss": 2.0,
         "grad_norm": math.inf, "memory": {"peak": 5, "total": 9},
     }  # fmt: skip
-    assert trackers.scalars_of(record) == {"train/loss": 1.5, "train/recompiles": 1, "val/loss": 2.0, "train/memory_peak_bytes": 5}
+    assert trackers.scalars_of(record) == {
+        "train/loss": 1.5,
+        "train/recompiles": 1,
+        "val/loss": 2.0,
+        "train/memory_peak_bytes": 5,
+    }

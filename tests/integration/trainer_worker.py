@@ -1,4 +1,5 @@
-"""Run by torchrun on two ranks: everything about the trainer that needs ranks, in one start. Writes RESULTS as JSON.
+"""Run by torchrun on two ranks: everything about the trainer that needs ranks, in one start. Writes RESULTS
+as JSON.
 
 ``torchrun --nproc-per-node 2 tests/integration/trainer_worker.py MODEL DATA OUT``
 """
@@ -51,13 +52,17 @@ def prepared(**values: Any) -> tuple[Program, list[dict[str, Any]], int, TrainCo
     """A program and this rank's batches of the first step."""
     c = config(output_dir=f"{OUT}/x", **values)
     program = build(c)
-    data = open_data(c, program.source.tokenizer, vocabulary=program.source.config.vocab_size, world=dist.get_world_size())
+    data = open_data(
+        c, program.source.tokenizer, vocabulary=program.source.config.vocab_size, world=dist.get_world_size()
+    )
     step, batches = next(rank_batches(data.steps, data.train, rank=dist.get_rank(), pad_id=0, varlen=False))
     return program, batches, step.loss_tokens, c
 
 
 def projection() -> dict[str, float]:
-    """Sharded projection against the dense formula on gathered tensors; 47 of 64 directions make uneven shards."""
+    """Sharded projection against the dense formula on gathered tensors; 47 of 64 directions make uneven
+    shards.
+    """
     program, batches, loss_tokens, _ = prepared(osft=True, osft_unfreeze_rank_ratio=0.26)
     layers = [m for m in program.model.modules() if isinstance(m, OSFTLinear)]
     results: dict[str, float] = {"layers": len(layers), "high": layers[0].U_high.shape[1]}
@@ -136,9 +141,15 @@ def exported(name: str, **values: Any) -> dict[str, float]:
         for a, b in zip(starts, [*starts[1:], batch["input_ids"].shape[1]], strict=True):
             with torch.no_grad():
                 logits = plain(batch["input_ids"][:, a:b]).logits[0]
-            alone += torch.nn.functional.cross_entropy(logits, batch["labels"][0, a:b], reduction="sum", ignore_index=-100)
+            alone += torch.nn.functional.cross_entropy(
+                logits, batch["labels"][0, a:b], reduction="sum", ignore_index=-100
+            )
     dist.all_reduce(alone)
-    return {"sharded": total.item(), "exported": alone.item(), "names_equal": float(_names(program) == set(plain.state_dict()))}
+    return {
+        "sharded": total.item(),
+        "exported": alone.item(),
+        "names_equal": float(_names(program) == set(plain.state_dict())),
+    }
 
 
 def _names(program: Program) -> set[str]:
@@ -174,10 +185,23 @@ with process_group("cpu") as ranks:
         "hsdp": metrics("hsdp", replicas=2),
         "osft": metrics("osft", osft=True, max_steps=4),
         "osft_compiled": metrics(
-            "osft_compiled", osft=True, compile_model=True, max_steps=10, osft_leak_every=10, ac="full", checkpoint_every=4, export=True
+            "osft_compiled",
+            osft=True,
+            compile_model=True,
+            max_steps=10,
+            osft_leak_every=10,
+            ac="full",
+            checkpoint_every=4,
+            export=True,
         ),
     }
-    resumed = metrics("osft_compiled", osft=True, max_steps=12, osft_leak_every=12, resume=f"{OUT}/osft_compiled/checkpoints/step-00000008")
+    resumed = metrics(
+        "osft_compiled",
+        osft=True,
+        max_steps=12,
+        osft_leak_every=12,
+        resume=f"{OUT}/osft_compiled/checkpoints/step-00000008",
+    )
     results["resumed"] = resumed
     if ranks.rank == 0:
         (Path(OUT) / "results.json").write_text(json.dumps(results))

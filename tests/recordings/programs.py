@@ -33,7 +33,9 @@ class Block(nn.Module):
 
 
 def run(body: str, lengths: tuple[int, ...], *, blocks: int = 2, grad: bool = True, **kwargs: object) -> None:
-    """Compile each block, run forward and backward over lengths; failures of the compile are part of the recording."""
+    """Compile each block, run forward and backward over lengths; failures of the compile are part of the
+    recording.
+    """
     torch.manual_seed(0)
     layers = [Block(i, body) for i in range(blocks)]
     for layer in layers:
@@ -55,7 +57,9 @@ PROGRAMS = {
     "lengths": lambda: run("", (5, 6, 7), backend="aot_eager", grad=False),
     "index": lambda: run("index", (5,), backend="eager", blocks=3),
     "limit": lambda: run("", (5, 6, 7), backend="eager", dynamic=False, recompile_limit=2),
-    "limit_fullgraph": lambda: run("", (5, 6, 7), backend="eager", dynamic=False, recompile_limit=2, fullgraph=True),
+    "limit_fullgraph": lambda: run(
+        "", (5, 6, 7), backend="eager", dynamic=False, recompile_limit=2, fullgraph=True
+    ),
     "backend_error": lambda: run("", (5,), backend=failing),
     "inductor": lambda: run("", (5,), blocks=1),
 }

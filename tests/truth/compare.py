@@ -14,7 +14,8 @@ _NOISE = ((re.compile(r"0x[0-9a-f]+|(?<!\d)\d{9,}"), "ADDR"), (re.compile(r"late
 
 #: Who asked for a guard on a size, at the end of its line.
 _ASKED = re.compile(r"\s+# \(_inductor/\S+ in (\w+)\)$")
-#: A look-up in Inductor's cache of compiled graphs repeats the guards of what it finds; the prediction has no such cache, and lowering asks later.
+#: A look-up in Inductor's cache of compiled graphs repeats the guards of what it finds; the prediction has no
+#: such cache, and lowering asks later.
 _LOOKUP = "_lookup_graph"
 
 
@@ -44,20 +45,30 @@ def parse(text: str) -> Log:
         compile_id, kind, said = record.groups()
         for pattern, word in _NOISE:
             said = pattern.sub(word, said)
-        (recompiles.setdefault(step, []) if kind == "recompiles" else guards[compile_id]).append(said.rstrip())
+        (recompiles.setdefault(step, []) if kind == "recompiles" else guards[compile_id]).append(
+            said.rstrip()
+        )
     return Log(recompiles=recompiles, guards=dict(guards))
 
 
 def differences(real: Log, predicted: Log) -> list[str]:
     """Empty when compiles, their steps, recompile texts and guard lines agree one to one."""
-    asked_early = {_ASKED.sub("", line) for lines in real.guards.values() for line in lines if (m := _ASKED.search(line)) and m[1] == _LOOKUP}
+    asked_early = {
+        _ASKED.sub("", line)
+        for lines in real.guards.values()
+        for line in lines
+        if (m := _ASKED.search(line)) and m[1] == _LOOKUP
+    }
     real, predicted = _without_asker(real, asked_early), _without_asker(predicted, asked_early)
     found = []
     if list(real.recompiles) != list(predicted.recompiles):
         found.append(f"steps: real {list(real.recompiles)}, predicted {list(predicted.recompiles)}")
     if set(real.guards) != set(predicted.guards):
         found.append(f"compiles: real {sorted(real.guards)}, predicted {sorted(predicted.guards)}")
-    for title, a, b in (("recompiles of step", real.recompiles, predicted.recompiles), ("guards of", real.guards, predicted.guards)):
+    for title, a, b in (
+        ("recompiles of step", real.recompiles, predicted.recompiles),
+        ("guards of", real.guards, predicted.guards),
+    ):
         for key in a:
             lines = list(difflib.unified_diff(a[key], b.get(key, ()), "real", "predicted", n=0, lineterm=""))
             found += [f"{title} {key}: {line}" for line in lines[2:] if not line.startswith("@@")]
@@ -71,7 +82,9 @@ def _without_asker(log: Log, guards: Set[str]) -> Log:
         bare = _ASKED.sub("", line)
         return bare if bare in guards else line
 
-    return dataclasses.replace(log, guards={key: [cut(line) for line in lines] for key, lines in log.guards.items()})
+    return dataclasses.replace(
+        log, guards={key: [cut(line) for line in lines] for key, lines in log.guards.items()}
+    )
 
 
 def summary(log: Log) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from cftdiag.check.fastforward import mark_weights
+from cftdiag.fastforward import mark_weights
 from trainer.osft.surgery import plan, split, split_and_decompose
 
 

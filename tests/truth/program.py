@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from cftdiag.check.fastforward import SkipMode
-from cftdiag.check.program import build_model, find_blocks, load_config, make_batches, wrap_blocks
+from cftdiag.fastforward import SkipMode
+from cftdiag.recipe import build_model, find_blocks, load_config, make_batches, wrap_blocks
 from tests.truth.scenarios import SCENARIOS, Scenario
 
 
@@ -38,7 +38,9 @@ def main(mode: str, name: str) -> None:
         backend, skip = target.backend("cpu"), SkipMode
     with skip():
         program = _wrap(model, scenario, backend, real)
-        batches = make_batches(model.config, lengths=scenario.lengths, batch_size=scenario.batch_size, model=model)
+        batches = make_batches(
+            model.config, lengths=scenario.lengths, batch_size=scenario.batch_size, model=model
+        )
     for i, batch in enumerate(batches):
         print(f"STEP {i} {batch.length}", file=sys.stderr, flush=True)
         with skip():
@@ -58,7 +60,14 @@ def _wrap(model: torch.nn.Module, scenario: Scenario, backend: Any, real: bool) 
 
     blocks = find_blocks(model)
     if not (real and scenario.world_size > 1):
-        return wrap_blocks(model, blocks, ac=scenario.ac, world_size=scenario.world_size, compile=compile_one, scope=scenario.scope)
+        return wrap_blocks(
+            model,
+            blocks,
+            ac=scenario.ac,
+            world_size=scenario.world_size,
+            compile=compile_one,
+            scope=scenario.scope,
+        )
     # `wrap_blocks` shards over the fake group only; the same order here, on the group that exists
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard

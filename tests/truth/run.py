@@ -32,7 +32,9 @@ def run(mode: str, name: str, timeout: float = 3600) -> tuple[Log, float]:
         seconds = time.monotonic() - started
     for code, text in zip(codes, texts, strict=True):
         if code:
-            raise RuntimeError(f"the {mode} run of {name} ended with {code}:\n" + "\n".join(text.splitlines()[-20:]))
+            raise RuntimeError(
+                f"the {mode} run of {name} ended with {code}:\n" + "\n".join(text.splitlines()[-20:])
+            )
     return parse(texts[0]), seconds
 
 
@@ -42,7 +44,13 @@ def _start(mode: str, name: str, rank: int, ranks: int, port: int, scratch: Path
     environment["TORCHINDUCTOR_CACHE_DIR"] = str(scratch / f"inductor{rank}")
     environment.update(RANK=str(rank), WORLD_SIZE=str(ranks), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     with open(scratch / f"log{rank}", "wb") as log:
-        return subprocess.Popen([sys.executable, "-m", "tests.truth.program", mode, name], env=environment, cwd=_ROOT, stdout=log, stderr=log)
+        return subprocess.Popen(
+            [sys.executable, "-m", "tests.truth.program", mode, name],
+            env=environment,
+            cwd=_ROOT,
+            stdout=log,
+            stderr=log,
+        )
 
 
 def _free_port() -> int:

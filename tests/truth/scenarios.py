@@ -42,7 +42,8 @@ class Scenario:
     """Freeze what OSFT freezes and train the low-rank rest (`trainer.osft`)."""
 
 
-#: Lengths on both sides of what Inductor's CPU code generation asks for (256, 1024, 4096 over the batch), none equal to a model dimension.
+#: Lengths on both sides of what Inductor's CPU code generation asks for (256, 1024, 4096 over the batch),
+#: none equal to a model dimension.
 _WIDE = (100, 300, 520, 777, 1030, 2050, 200)
 
 SCENARIOS: Mapping[str, Scenario] = {

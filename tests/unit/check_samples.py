@@ -9,7 +9,14 @@ from cftdiag.findings import Finding, Remedy, Where
 
 
 def _blocks(count: int, **facts: Any) -> list[dict[str, Any]]:
-    base = {"class": "Qwen3DecoderLayer", "kind": "Qwen3DecoderLayer", "graphs": 1, "graph_breaks": 0, "recompiles": 0, "fullgraph": True}
+    base = {
+        "class": "Qwen3DecoderLayer",
+        "kind": "Qwen3DecoderLayer",
+        "graphs": 1,
+        "graph_breaks": 0,
+        "recompiles": 0,
+        "fullgraph": True,
+    }
     return [{"fqn": f"model.layers.{i}", **base, **facts} for i in range(count)]
 
 
@@ -37,15 +44,44 @@ VIABLE: dict[str, Any] = {
     },
     "depth": "joint",
     "target": None,
-    "environment": {"python": "3.11.7", "platform": "Linux", "torch": "2.13.0", "transformers": "5.24.0", "triton": "3.9.0", "cftdiag": "0.1.0"},
+    "environment": {
+        "python": "3.11.7",
+        "platform": "Linux",
+        "torch": "2.13.0",
+        "transformers": "5.24.0",
+        "triton": "3.9.0",
+        "cftdiag": "0.1.0",
+    },
     "blocks": _blocks(36),
     "findings": [],
-    "compiles": [{"compile_id": "0/0", "block": "model.layers.0", "step": 1, "length": 512, "seconds": 3.214, "cause": None}],
-    "forecast": {"compiles": 1, "recompiles": 0, "limit_hit": False, "steps": [], "seconds": 3.214, "note": "without Inductor's guards"},
+    "compiles": [
+        {
+            "compile_id": "0/0",
+            "block": "model.layers.0",
+            "step": 1,
+            "length": 512,
+            "seconds": 3.214,
+            "cause": None,
+        }
+    ],
+    "forecast": {
+        "compiles": 1,
+        "recompiles": 0,
+        "limit_hit": False,
+        "steps": [],
+        "seconds": 3.214,
+        "note": "without Inductor's guards",
+    },
     "timing": {
         "wall_s": 15.21,
         "passes": [
-            {"mode": "fullgraph", "seconds": 11.3, "outcome": "ok", "peak_rss_gb": 0.664, "steps": [4.0, 2.0, 2.0, 2.0]},
+            {
+                "mode": "fullgraph",
+                "seconds": 11.3,
+                "outcome": "ok",
+                "peak_rss_gb": 0.664,
+                "steps": [4.0, 2.0, 2.0, 2.0],
+            },
             {"mode": "collect", "skipped": "every block was captured whole"},
         ],
         "peak_rss_gb": 0.664,
@@ -67,7 +103,9 @@ BRANCH = Finding(
     remedies=(
         Remedy(summary="decide it on the host and pass a bool"),
         Remedy(
-            summary="set torch._dynamo.config.capture_scalar_outputs", change={"torch._dynamo.config.capture_scalar_outputs": True}, verified=False
+            summary="set torch._dynamo.config.capture_scalar_outputs",
+            change={"torch._dynamo.config.capture_scalar_outputs": True},
+            verified=False,
         ),
     ),
 )
@@ -83,7 +121,13 @@ LENGTH = Finding(
     lengths=(640, 777),
     explanation="The graph was compiled for one length.",
     remedies=(
-        Remedy(summary="compile with dynamic=True", change={"dynamic": "true"}, verified=True, before={"recompiles": 2}, after={"recompiles": 0}),
+        Remedy(
+            summary="compile with dynamic=True",
+            change={"dynamic": "true"},
+            verified=True,
+            before={"recompiles": 2},
+            after={"recompiles": 0},
+        ),
         Remedy(summary="pad to one length", unsafe=True),
     ),
 )
@@ -100,12 +144,18 @@ def not_viable() -> dict[str, Any]:
     data.update(
         verdict="not_viable",
         findings=[BRANCH.to_dict(), LENGTH.to_dict()],
-        blocks=[*_blocks(2, graphs=4, graph_breaks=1, recompiles=2, fullgraph=False), *_blocks(36, graphs=2, graph_breaks=1, fullgraph=False)[2:]],
+        blocks=[
+            *_blocks(2, graphs=4, graph_breaks=1, recompiles=2, fullgraph=False),
+            *_blocks(36, graphs=2, graph_breaks=1, fullgraph=False)[2:],
+        ],
         undetermined=["which experts get tokens depends on activations; an even routing was assumed"],
     )
     data["compiles"] = [
         *data["compiles"],
-        *({**data["compiles"][0], "compile_id": f"0/{i}", "step": i + 1, "cause": "seq_len"} for i in range(1, 20)),
+        *(
+            {**data["compiles"][0], "compile_id": f"0/{i}", "step": i + 1, "cause": "seq_len"}
+            for i in range(1, 20)
+        ),
     ]
     return data
 
@@ -113,14 +163,23 @@ def not_viable() -> dict[str, Any]:
 def recompiles() -> dict[str, Any]:
     """Whole graphs, compiled more than once."""
     data = viable()
-    data.update(verdict="viable_with_recompiles", findings=[LENGTH.to_dict()], blocks=_blocks(2, graphs=3, recompiles=2))
+    data.update(
+        verdict="viable_with_recompiles",
+        findings=[LENGTH.to_dict()],
+        blocks=_blocks(2, graphs=3, recompiles=2),
+    )
     return data
 
 
 def no_conclusion() -> dict[str, Any]:
     """A pass that did not end."""
     data = viable()
-    data.update(verdict="error", blocks=[], compiles=[], undetermined=["the fullgraph pass did not end: stopped after 600 s"])
+    data.update(
+        verdict="error",
+        blocks=[],
+        compiles=[],
+        undetermined=["the fullgraph pass did not end: stopped after 600 s"],
+    )
     return data
 
 
@@ -129,10 +188,23 @@ def forecasted() -> dict[str, Any]:
 
     def regime(name: str, bound: str, length: int, visits: int) -> dict[str, Any]:
         shown = {"batch_size": 4, "length": length, "variant": "padded"}
-        return {"id": name, "bounds": ["B >= 2", bound], "representative": shown, "visits": visits, "variants": ["padded"]}
+        return {
+            "id": name,
+            "bounds": ["B >= 2", bound],
+            "representative": shown,
+            "visits": visits,
+            "variants": ["padded"],
+        }
 
     def step(number: int, length: int, cause: str | None) -> dict[str, Any]:
-        return {"step": number, "length": length, "batch_size": 4, "regime": "r1", "cause": cause, "seconds": 2.5}
+        return {
+            "step": number,
+            "length": length,
+            "batch_size": 4,
+            "regime": "r1",
+            "cause": cause,
+            "seconds": 2.5,
+        }
 
     data = recompiles()
     data["forecast"] = {

@@ -22,20 +22,44 @@ def guard(expected: int = 512, actual: int = 640) -> Guard:
     )
 
 
-def event(kind: str, *, step: int = 1, rank: int = 0, time: float | None = None, block: str | None = "layers.0", **values: Any) -> Event:
+def event(
+    kind: str,
+    *,
+    step: int = 1,
+    rank: int = 0,
+    time: float | None = None,
+    block: str | None = "layers.0",
+    **values: Any,
+) -> Event:
     """One event of a block; a recompile gets a guard on its length."""
     if kind in ("recompile", "limit_hit") and "guard" not in values:
         values["guard"] = guard()
         values["reasons"] = (Reason(entry="0/0", guard=values["guard"], closest=True),)
     values.setdefault("compile_id", "0/0" if kind == "compile" else "0/1")
     when = 1000.0 + step if time is None else time
-    return Event(kind=kind, time=when, rank=rank, step=step, block=block, block_class="Block", code=CODE, **values)
+    return Event(
+        kind=kind, time=when, rank=rank, step=step, block=block, block_class="Block", code=CODE, **values
+    )
 
 
-def compiled(*, step: int = 1, rank: int = 0, seconds: float = 2.0, compile_id: str = "0/0", time: float | None = None) -> Event:
+def compiled(
+    *, step: int = 1, rank: int = 0, seconds: float = 2.0, compile_id: str = "0/0", time: float | None = None
+) -> Event:
     """One forward compile."""
-    detail = {"status": "ok", "graphs": 1, "arguments": {"x": {"shape": [2, 512, 64], "dtype": "float32", "requires_grad": True}}}
-    return event("compile", step=step, rank=rank, time=time, compile_id=compile_id, seconds={"total": seconds}, detail=detail)
+    detail = {
+        "status": "ok",
+        "graphs": 1,
+        "arguments": {"x": {"shape": [2, 512, 64], "dtype": "float32", "requires_grad": True}},
+    }
+    return event(
+        "compile",
+        step=step,
+        rank=rank,
+        time=time,
+        compile_id=compile_id,
+        seconds={"total": seconds},
+        detail=detail,
+    )
 
 
 def head(rank: int = 0, world_size: int = 1, **settings: Any) -> Event:
@@ -54,24 +78,42 @@ def head(rank: int = 0, world_size: int = 1, **settings: Any) -> Event:
     return Event(kind="step", time=1000.0, rank=rank, detail={"session": facts})
 
 
-def steps(first: int, seconds: list[float], rank: int = 0, shapes: list[list[list[int]]] | None = None, time: float | None = None) -> Event:
+def steps(
+    first: int,
+    seconds: list[float],
+    rank: int = 0,
+    shapes: list[list[list[int]]] | None = None,
+    time: float | None = None,
+) -> Event:
     """A batch of steps."""
     detail: dict[str, Any] = {"first": first, "seconds": seconds}
     if shapes is not None:
         detail["shapes"] = shapes
     last = first + len(seconds) - 1
-    return Event(kind="step", time=1000.0 + last if time is None else time, rank=rank, step=last, detail=detail)
+    return Event(
+        kind="step", time=1000.0 + last if time is None else time, rank=rank, step=last, detail=detail
+    )
 
 
 def end(step: int, rank: int = 0, **facts: Any) -> Event:
     """The end of a session."""
-    return Event(kind="step", time=2000.0, rank=rank, step=step, detail={"end": {"steps": step, "alarms": [], "guards": None, **facts}})
+    return Event(
+        kind="step",
+        time=2000.0,
+        rank=rank,
+        step=step,
+        detail={"end": {"steps": step, "alarms": [], "guards": None, **facts}},
+    )
 
 
-def write_run(path: Path, by_rank: Mapping[int, Iterable[Event]], meta: Mapping[str, Any] | None = None) -> Path:
+def write_run(
+    path: Path, by_rank: Mapping[int, Iterable[Event]], meta: Mapping[str, Any] | None = None
+) -> Path:
     """A run directory."""
     (path / "events").mkdir(parents=True)
-    (path / "run.json").write_text(json.dumps({"schema": "cftdiag.rundir/1", "started": 1000.0, **(meta or {})}))
+    (path / "run.json").write_text(
+        json.dumps({"schema": "cftdiag.rundir/1", "started": 1000.0, **(meta or {})})
+    )
     for rank, events in by_rank.items():
         (path / "events" / f"rank{rank:05d}.jsonl").write_text("".join(e.to_line() + "\n" for e in events))
     return path

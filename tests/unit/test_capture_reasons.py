@@ -4,32 +4,106 @@ from __future__ import annotations
 
 import pytest
 
-from cftdiag.capture.reasons import ORDER, closest, full_source, in_file, parse, ranked, split
+from cftdiag.capture.recompile_reasons import ORDER, closest, full_source, in_file, parse, ranked, split
 
 
 @pytest.mark.parametrize(
     ("text", "source", "expected", "actual", "stage"),
     [
-        ("0/1: tensor 'x' size mismatch at index 1. expected 5, actual 6", "L['x'].size()[1]", "5", "6", "size"),
-        ("0/1: tensor 'x' stride mismatch at index 0. expected 8, actual 1", "L['x'].stride()[0]", "8", "1", "stride"),
-        ("0/0: tensor 'x' requires_grad mismatch. expected requires_grad=0", "L['x']", "False", "True", "requires_grad"),
-        ("0/0: tensor 'x' dtype mismatch. expected Float, actual BFloat16", "L['x']", "Float", "BFloat16", "dtype"),
+        (
+            "0/1: tensor 'x' size mismatch at index 1. expected 5, actual 6",
+            "L['x'].size()[1]",
+            "5",
+            "6",
+            "size",
+        ),
+        (
+            "0/1: tensor 'x' stride mismatch at index 0. expected 8, actual 1",
+            "L['x'].stride()[0]",
+            "8",
+            "1",
+            "stride",
+        ),
+        (
+            "0/0: tensor 'x' requires_grad mismatch. expected requires_grad=0",
+            "L['x']",
+            "False",
+            "True",
+            "requires_grad",
+        ),
+        (
+            "0/0: tensor 'x' dtype mismatch. expected Float, actual BFloat16",
+            "L['x']",
+            "Float",
+            "BFloat16",
+            "dtype",
+        ),
         ("0/0: tensor 'x' rank mismatch. expected 3, actual 2", "L['x']", "3", "2", "rank"),
-        ("0/0: tensor 'args[0]' size mismatch at index 1. expected 5, actual 6", "L['args'][0].size()[1]", "5", "6", "size"),
-        ("0/0: self.layer_idx == 3  # x * self.layer_idx  # b.py:7 in forward", "L['self'].layer_idx", "3", None, "value"),
-        ("0/0: mask is None  # if mask is not None:  # b.py:7 in forward", "L['mask']", "None", None, "value"),
-        ("0/0: len(fn.__closure__[0].cell_contents) == 2", "L['fn'].__closure__[0].cell_contents", "2", None, "value"),
+        (
+            "0/0: tensor 'args[0]' size mismatch at index 1. expected 5, actual 6",
+            "L['args'][0].size()[1]",
+            "5",
+            "6",
+            "size",
+        ),
+        (
+            "0/0: self.layer_idx == 3  # x * self.layer_idx  # b.py:7 in forward",
+            "L['self'].layer_idx",
+            "3",
+            None,
+            "value",
+        ),
+        (
+            "0/0: mask is None  # if mask is not None:  # b.py:7 in forward",
+            "L['mask']",
+            "None",
+            None,
+            "value",
+        ),
+        (
+            "0/0: len(fn.__closure__[0].cell_contents) == 2",
+            "L['fn'].__closure__[0].cell_contents",
+            "2",
+            None,
+            "value",
+        ),
         ("0/0: GLOBAL_STATE changed: grad_mode ", None, None, None, "global_state"),
-        ("0/0: (x.size()[1] % 8) == 0  # (_inductor/ir.py:470 in is_aligned_realized_tensor)", "L['x'].size()[1]", None, None, "shape"),
-        ("0/0: 2 <= x.size()[0]  # return x  # b.py:3 in f (user code shown is first use)", "L['x'].size()[0]", None, None, "shape"),
+        (
+            "0/0: (x.size()[1] % 8) == 0  # (_inductor/ir.py:470 in is_aligned_realized_tensor)",
+            "L['x'].size()[1]",
+            None,
+            None,
+            "shape",
+        ),
+        (
+            "0/0: 2 <= x.size()[0]  # return x  # b.py:3 in f (user code shown is first use)",
+            "L['x'].size()[0]",
+            None,
+            None,
+            "shape",
+        ),
         ("0/0: ___stack0 == True", "L['___stack0']", "True", None, "value"),
-        ("0/0: ___check_obj_id(self.act, 140), type=<class 'function'>", "L['self'].act", "<class 'function'>", None, "identity"),
+        (
+            "0/0: ___check_obj_id(self.act, 140), type=<class 'function'>",
+            "L['self'].act",
+            "<class 'function'>",
+            None,
+            "identity",
+        ),
         ("0/0: ___check_type_id(x, 940), type=<class 'int'>", "L['x']", "<class 'int'>", None, "type"),
-        ("0/0: expected type of 'x' to be a tensor type, ' but found <class 'a.B'>", "L['x']", "Tensor", "<class 'a.B'>", "type"),
+        (
+            "0/0: expected type of 'x' to be a tensor type, ' but found <class 'a.B'>",
+            "L['x']",
+            "Tensor",
+            "<class 'a.B'>",
+            "type",
+        ),
         ("0/0: something never seen", None, None, None, "other"),
     ],
 )
-def test_every_form_is_read(text: str, source: str | None, expected: str | None, actual: str | None, stage: str) -> None:
+def test_every_form_is_read(
+    text: str, source: str | None, expected: str | None, actual: str | None, stage: str
+) -> None:
     miss = parse(text)
     guard = miss.guard
     assert (guard.source, guard.expected, guard.actual, miss.stage) == (source, expected, actual, stage)
@@ -38,14 +112,18 @@ def test_every_form_is_read(text: str, source: str | None, expected: str | None,
 
 
 def test_the_place_that_added_a_guard_is_kept_apart_from_the_users_line() -> None:
-    miss = parse("0/0: (x.size()[1] % 8) == 0  # if n % 8:  # src/b.py:12 in forward (_dynamo/variables/tensor.py:2606 in evaluate_expr)")
+    miss = parse(
+        "0/0: (x.size()[1] % 8) == 0  # if n % 8:  # src/b.py:12 in forward (_dynamo/variables/tensor.py:2606 in evaluate_expr)"
+    )
     assert miss.guard.added == "_dynamo/variables/tensor.py:2606 in evaluate_expr"
     [frame] = miss.stack
     assert (frame.file, frame.line, frame.function, frame.code) == ("src/b.py", 12, "forward", "if n % 8:")
 
 
 def test_hints_are_no_part_of_the_place() -> None:
-    miss = parse("0/0: self.i == 0  # y * self.i  # b.py:6 in forward (HINT: torch.compile considers integer attributes static (see docs).)")
+    miss = parse(
+        "0/0: self.i == 0  # y * self.i  # b.py:6 in forward (HINT: torch.compile considers integer attributes static (see docs).)"
+    )
     assert miss.guard.added == "b.py:6 in forward"
 
 
@@ -63,7 +141,10 @@ def test_a_path_cut_in_the_middle_of_a_name_is_completed_from_the_compiled_file(
     assert other.guard.added == "optim/adam.py:6 in step"
 
 
-@pytest.mark.parametrize(("payload", "count"), [("0/0: a == 1", 1), ('[\n"0/1: a == 1",\n"0/0: a == 2"\n]', 2), ("", 0), (["0/0: x", "0/1: y"], 2)])
+@pytest.mark.parametrize(
+    ("payload", "count"),
+    [("0/0: a == 1", 1), ('[\n"0/1: a == 1",\n"0/0: a == 2"\n]', 2), ("", 0), (["0/0: x", "0/1: y"], 2)],
+)
 def test_payloads_of_one_and_of_several_entries(payload: str | list[str], count: int) -> None:
     assert len(split(payload)) == count
 
@@ -95,9 +176,17 @@ def test_an_entry_of_another_kind_of_object_is_never_the_closest() -> None:
 
 
 def test_a_part_that_is_not_there() -> None:
-    for text, source in (("KeyError on self._modules['mamba']", "L['self']._modules['mamba']"), ("getattr failed on source x.y", "L['x'].y")):
+    for text, source in (
+        ("KeyError on self._modules['mamba']", "L['self']._modules['mamba']"),
+        ("getattr failed on source x.y", "L['x'].y"),
+    ):
         miss = parse(f"0/1: {text}")
-        assert (miss.guard.source, miss.guard.expected, miss.guard.actual, miss.stage) == (source, "present", "absent", "type")
+        assert (miss.guard.source, miss.guard.expected, miss.guard.actual, miss.stage) == (
+            source,
+            "present",
+            "absent",
+            "type",
+        )
 
 
 def test_without_counts_the_texts_decide() -> None:
@@ -115,7 +204,10 @@ def test_reasons_keep_all_entries_and_who_compiled_them() -> None:
         parse("0/0: tensor 'x' size mismatch at index 1. expected 5, actual 6"),
     ]
     found = ranked(misses, [2, 1], "layers.0", ["layers.1", "layers.0"])
-    assert [(r.entry, r.closest, r.failed, r.block) for r in found] == [("0/1", False, 2, "layers.1"), ("0/0", True, 1, "layers.0")]
+    assert [(r.entry, r.closest, r.failed, r.block) for r in found] == [
+        ("0/1", False, 2, "layers.1"),
+        ("0/0", True, 1, "layers.0"),
+    ]
 
 
 def test_full_source_undoes_torchs_shortening_and_leaves_the_rest() -> None:

@@ -35,7 +35,8 @@ def test_reading_a_trace_does_not_import_torch() -> None:
 def test_a_break_that_bubbles_up_is_told_once_per_compile_of_its_frame() -> None:
     events = read("break")
     breaks = [event for event in events if event.kind == "graph_break"]
-    # The helper's own frame (1/0) breaks at the same line; so does the first attempt of every restarted compile.
+    # The helper's own frame (1/0) breaks at the same line; so does the first attempt of every restarted
+    # compile.
     assert [event.compile_id for event in breaks] == ["0/0", "0/1"]
     detail = breaks[0].detail
     assert (detail["gb_id"], detail["gb_type"]) == ("GB0025", "Call to `torch._dynamo.graph_break()`")
@@ -44,7 +45,12 @@ def test_a_break_that_bubbles_up_is_told_once_per_compile_of_its_frame() -> None
     assert detail["explanation"] == "User-inserted graph break. Message: None"
     assert detail["context"] == "Called `torch._dynamo.graph_break()` with args `[]`, kwargs `{}`"
     last = breaks[0].stack[-1]
-    assert (last.file, last.line, last.function, last.code) == ("/tmp/src/programs.py", 21, "helper", "torch._dynamo.graph_break()")
+    assert (last.file, last.line, last.function, last.code) == (
+        "/tmp/src/programs.py",
+        21,
+        "helper",
+        "torch._dynamo.graph_break()",
+    )
     assert [frame.function for frame in breaks[0].stack[-2:]] == ["forward", "helper"]
 
 
@@ -63,7 +69,11 @@ def test_a_fullgraph_failure_is_a_break_although_torch_traces_none() -> None:
     assert event.detail["gb_id"] == "GB0025"
     assert event.stack[-1].line == 21
     compiled = only(events, "compile")
-    assert (compiled.detail["status"], compiled.detail["fail_type"], compiled.detail["graphs"]) == ("failed", "Unsupported", 0)
+    assert (compiled.detail["status"], compiled.detail["fail_type"], compiled.detail["graphs"]) == (
+        "failed",
+        "Unsupported",
+        0,
+    )
 
 
 def test_a_data_dependent_branch_keeps_its_id_and_line() -> None:
@@ -91,7 +101,11 @@ def test_attribute_guards_keep_source_line_and_user_frame() -> None:
     event = [event for event in read("index") if event.kind == "recompile"][-1]
     assert [reason.entry for reason in event.reasons] == ["0/1", "0/0"]
     assert event.guard is not None
-    assert (event.guard.expression, event.guard.source, event.guard.expected) == ("self.layer_idx == 1", "L['self'].layer_idx", "1")
+    assert (event.guard.expression, event.guard.source, event.guard.expected) == (
+        "self.layer_idx == 1",
+        "L['self'].layer_idx",
+        "1",
+    )
     # torch cuts the path short in the middle of a name.
     assert event.guard.added == "/tmp/src/programs.py:29 in forward"
     assert event.stack[-1].file == "/tmp/src/programs.py"
@@ -101,9 +115,18 @@ def test_attribute_guards_keep_source_line_and_user_frame() -> None:
 @pytest.mark.parametrize(("name", "raised", "limit"), [("limit", False, 2), ("limit_fullgraph", True, None)])
 def test_a_limit_hit_is_neither_a_break_nor_a_recompile(name: str, raised: bool, limit: int | None) -> None:
     events = read(name)
-    assert told(events) == [("compile", "0/0"), ("recompile", "0/1"), ("compile", "0/1"), ("limit_hit", "0/2")]
+    assert told(events) == [
+        ("compile", "0/0"),
+        ("recompile", "0/1"),
+        ("compile", "0/1"),
+        ("limit_hit", "0/2"),
+    ]
     event = events[-1]
-    assert (event.detail["limit"], event.detail["limit_kind"], event.detail["raised"]) == (limit, "recompile_limit", raised)
+    assert (event.detail["limit"], event.detail["limit_kind"], event.detail["raised"]) == (
+        limit,
+        "recompile_limit",
+        raised,
+    )
     assert [reason.entry for reason in event.reasons] == ["0/1", "0/0"]
     assert event.guard is not None
     assert (event.guard.expected, event.guard.actual) == ("6", "7")
@@ -151,7 +174,13 @@ def test_a_torn_or_foreign_line_costs_only_its_record() -> None:
     lines = (RECORDINGS / "limit.log").read_text().splitlines()
     whole = parse_records(records(lines, 2026))
     start = next(i for i, line in enumerate(lines) if '"name": "recompile_reasons"' in line)
-    torn = ["W1130 a line of another writer", *lines[:start], lines[start][:60], *lines[start + 1 :], lines[-1][:40]]
+    torn = [
+        "W1130 a line of another writer",
+        *lines[:start],
+        lines[start][:60],
+        *lines[start + 1 :],
+        lines[-1][:40],
+    ]
     events = parse_records(records(torn, 2026))
     assert [e.kind for e in whole] == ["compile", "recompile", "compile", "limit_hit"]
     assert [e.kind for e in events] == ["compile", "compile", "limit_hit"]
@@ -160,7 +189,9 @@ def test_a_torn_or_foreign_line_costs_only_its_record() -> None:
 def test_a_killed_process_still_tells_the_miss_it_died_in() -> None:
     lines = (RECORDINGS / "limit.log").read_text().splitlines()
     end = next(i for i, line in enumerate(lines) if '"name": "recompile_reasons"' in line)
-    events = parse_records(records([*lines[: end + 1], "\t0/0: tensor 'x' size mismatch at index 1. expected 5, actual 6"], 2026))
+    events = parse_records(
+        records([*lines[: end + 1], "\t0/0: tensor 'x' size mismatch at index 1. expected 5, actual 6"], 2026)
+    )
     assert [event.kind for event in events] == ["compile", "recompile"]
 
 

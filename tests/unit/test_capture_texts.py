@@ -8,9 +8,9 @@ import sys
 import pytest
 
 from cftdiag.capture.blocks import strip
-from cftdiag.capture.breaks import Reported
+from cftdiag.capture.capture_ends import Reported
 from cftdiag.capture.record import Record
-from cftdiag.capture.texts import break_stack, exception, is_break, message, parse_break
+from cftdiag.capture.torch_texts import break_stack, exception, is_break, message, parse_break
 from cftdiag.events import Frame
 
 BREAK = """Graph break in user code at /u/b.py:14
@@ -48,14 +48,20 @@ def test_all_parts_of_a_break_are_read() -> None:
     said = parse_break(BREAK)
     assert said.gb_type == "Skip calling `torch.compiler.disable()`d function"
     assert said.gb_id == "GB0098"
-    assert said.explanation == "Skip calling function `<function side>` since it was wrapped with `torch.compiler.disable`"
+    assert (
+        said.explanation
+        == "Skip calling function `<function side>` since it was wrapped with `torch.compiler.disable`"
+    )
     assert said.hints == ("Remove the call.", "Or the other thing.")
     assert said.context == "<function side>"
     assert said.operator == "torch.utils.checkpoint.checkpoint"
 
 
 def test_the_stack_is_the_users_without_plumbing_and_without_torchs_own() -> None:
-    assert [(f.file, f.line, f.code) for f in break_stack(BREAK)] == [("/u/train.py", 3, "model(x)"), ("/u/b.py", 14, "side(x)")]
+    assert [(f.file, f.line, f.code) for f in break_stack(BREAK)] == [
+        ("/u/train.py", 3, "model(x)"),
+        ("/u/b.py", 14, "side(x)"),
+    ]
 
 
 def test_an_innermost_frame_in_torch_is_kept() -> None:
@@ -64,7 +70,9 @@ def test_an_innermost_frame_in_torch_is_kept() -> None:
 
 
 def test_a_plain_exception_is_its_own_reason() -> None:
-    said = parse_break("Could not guard on data-dependent expression Eq(u0, 1)\n\nfrom user code:\n   File ...")
+    said = parse_break(
+        "Could not guard on data-dependent expression Eq(u0, 1)\n\nfrom user code:\n   File ..."
+    )
     assert not said.structured
     assert said.reason == "Could not guard on data-dependent expression Eq(u0, 1)"
     assert said.gb_id is None
@@ -92,7 +100,10 @@ def test_what_counts_as_a_break(name: str, text: str, expected: bool) -> None:
 
 def test_the_last_exception_of_a_chain_is_the_one() -> None:
     first = "Traceback (most recent call last):\n  File x\nKeyError: 1\n\nThe above exception was the direct cause:\n\n"
-    chain = first + "Traceback (most recent call last):\n  File y\ntorch._dynamo.exc.Unsupported: No\n  Explanation: why"
+    chain = (
+        first
+        + "Traceback (most recent call last):\n  File y\ntorch._dynamo.exc.Unsupported: No\n  Explanation: why"
+    )
     assert exception(chain) == ("Unsupported", "No\n  Explanation: why")
 
 
@@ -133,7 +144,7 @@ def test_compile_ids() -> None:
 
 
 def test_the_package_imports_without_torch() -> None:
-    code = "import sys, cftdiag.capture, cftdiag.capture.trace, cftdiag.capture.selftest; assert 'torch' not in sys.modules"
+    code = "import sys, cftdiag.capture, cftdiag.capture.trace, cftdiag.capture.self_test; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
     code = "from cftdiag.capture import Recorder, counting, track"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

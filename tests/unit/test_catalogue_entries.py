@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cftdiag.check import catalogue
+from cftdiag import catalogue
 
 
 def test_names_and_hub_ids_are_unique() -> None:
@@ -47,7 +47,12 @@ def test_search_needs_every_word() -> None:
 
 @pytest.mark.parametrize(
     ("typo", "meant"),
-    [("Qwen3-4", "Qwen3-4B"), ("Qwne3-4B", "Qwen3-4B"), ("lama-3.1-8b", "Llama-3.1-8B"), ("meta-llama/Llama-3.1-8b-x", "Llama-3.1-8B")],
+    [
+        ("Qwen3-4", "Qwen3-4B"),
+        ("Qwne3-4B", "Qwen3-4B"),
+        ("lama-3.1-8b", "Llama-3.1-8B"),
+        ("meta-llama/Llama-3.1-8b-x", "Llama-3.1-8B"),
+    ],
 )
 def test_close_matches(typo: str, meant: str) -> None:
     assert meant in catalogue.close_matches(typo)

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from cftdiag.check.errors import InputError
-from cftdiag.check.options import DEFAULT_LENGTHS, CheckOptions
+from cftdiag.errors import InputError
+from cftdiag.options import DEFAULT_LENGTHS, CheckOptions
 
 
 def test_defaults_of_a_config_model():
@@ -48,12 +48,28 @@ def test_bad_input_is_refused_in_one_line(given, said):
     assert said in str(error.value) and "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("given", [{"attn": "eager"}, {"dtype": "fp16"}, {"lengths": (8,)}, {"batch_size": 2}, {"layers": 2}, {"packed": True}])
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"attn": "eager"},
+        {"dtype": "fp16"},
+        {"lengths": (8,)},
+        {"batch_size": 2},
+        {"layers": 2},
+        {"packed": True},
+    ],
+)
 def test_a_subject_refuses_what_only_a_built_model_can_follow(given):
     with pytest.raises(InputError, match="does not apply to a model that build"):
         CheckOptions(**given).for_subject()
 
 
 def test_options_cross_a_process_border():
-    o = CheckOptions(model="x", lengths=(5,), env={"A": "1"}, torch_config={"torch._dynamo.config.verbose": True}, mark_dynamic={"x": [1]})
+    o = CheckOptions(
+        model="x",
+        lengths=(5,),
+        env={"A": "1"},
+        torch_config={"torch._dynamo.config.verbose": True},
+        mark_dynamic={"x": [1]},
+    )
     assert CheckOptions.from_dict(json.loads(json.dumps(o.to_dict()))) == o

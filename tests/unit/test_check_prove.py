@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from cftdiag.check.errors import InputError
-from cftdiag.check.options import CheckOptions
-from cftdiag.check.prove import Outcome, Prover, apply_change
+from cftdiag.check.proofs import Outcome, Prover, apply_change
+from cftdiag.errors import InputError
 from cftdiag.findings import Finding, Remedy
+from cftdiag.options import CheckOptions
 
 OPTIONS = CheckOptions(model="x")
 
@@ -31,8 +31,16 @@ def prove(finding, run, *, before=None, options=OPTIONS, wrap=False):
         ({"pad_to_multiple_of": "8"}, "pad_to_multiple_of", 8),
         ({"compile_kwargs": {"fullgraph": True}}, "fullgraph", True),
         ({"compile_kwargs": {"recompile_limit": 64}}, "compile_kwargs", {"recompile_limit": 64}),
-        ({"torch._dynamo.config.capture_scalar_outputs": True}, "torch_config", {"torch._dynamo.config.capture_scalar_outputs": True}),
-        ({"env": {"TORCH_COMPILE_DYNAMIC_SOURCES": "L['x']"}}, "torch_config", {"torch.compiler.config.dynamic_sources": "L['x']"}),
+        (
+            {"torch._dynamo.config.capture_scalar_outputs": True},
+            "torch_config",
+            {"torch._dynamo.config.capture_scalar_outputs": True},
+        ),
+        (
+            {"env": {"TORCH_COMPILE_DYNAMIC_SOURCES": "L['x']"}},
+            "torch_config",
+            {"torch.compiler.config.dynamic_sources": "L['x']"},
+        ),
         ({"mark_dynamic": {"x": ["1"]}}, "mark_dynamic", {"x": [1]}),
     ],
 )
@@ -55,9 +63,14 @@ def test_an_unknown_change_is_left_unproved():
 
 def test_a_remedy_that_helps_says_before_and_after():
     remedy = Remedy(summary="s", change={"dynamic": True})
-    _, after = prove(recompile(remedies=[remedy]), lambda options, finding: Outcome(findings=(), compiles=1, ended=True))
+    _, after = prove(
+        recompile(remedies=[remedy]), lambda options, finding: Outcome(findings=(), compiles=1, ended=True)
+    )
     assert after.remedies[0].verified is True
-    assert after.remedies[0].before == {"count": 3, "compiles": 4} and after.remedies[0].after == {"count": 0, "compiles": 1}
+    assert after.remedies[0].before == {"count": 3, "compiles": 4} and after.remedies[0].after == {
+        "count": 0,
+        "compiles": 1,
+    }
 
 
 @pytest.mark.parametrize(
@@ -65,7 +78,11 @@ def test_a_remedy_that_helps_says_before_and_after():
     [
         Outcome(findings=(recompile(1),), compiles=2, ended=True),
         Outcome(findings=(), compiles=0, ended=False),
-        Outcome(findings=(Finding(kind="graph_break", cause="tensor.item", severity="error"),), compiles=1, ended=True),
+        Outcome(
+            findings=(Finding(kind="graph_break", cause="tensor.item", severity="error"),),
+            compiles=1,
+            ended=True,
+        ),
     ],
     ids=["still there", "did not end", "another error instead"],
 )
@@ -79,7 +96,10 @@ def test_a_remedy_that_does_not_help_is_kept_and_says_so(outcome):
 def test_a_proved_unsafe_remedy_never_leads():
     unsafe = Remedy(summary="unsafe", change={"dynamic": True}, unsafe=True)
     words = Remedy(summary="words")
-    _, after = prove(recompile(remedies=[unsafe, words]), lambda options, finding: Outcome(findings=(), compiles=1, ended=True))
+    _, after = prove(
+        recompile(remedies=[unsafe, words]),
+        lambda options, finding: Outcome(findings=(), compiles=1, ended=True),
+    )
     assert [(r.summary, r.verified) for r in after.remedies] == [("words", None), ("unsafe", True)]
 
 
@@ -96,7 +116,13 @@ def test_equal_changes_run_once_and_info_is_left_alone():
         recompile(cause="batch_dim", remedies=[remedy]),
         recompile(cause="stride", severity="info", remedies=[remedy]),
     ]
-    prover = Prover(OPTIONS, Outcome(findings=tuple(findings), compiles=4, ended=True), run, config_subject=False, wrap=False)
+    prover = Prover(
+        OPTIONS,
+        Outcome(findings=tuple(findings), compiles=4, ended=True),
+        run,
+        config_subject=False,
+        wrap=False,
+    )
     after = prover.prove(findings)
     assert len(runs) == 1
     assert [f.remedies[0].verified for f in after] == [True, True, None]
@@ -104,7 +130,11 @@ def test_equal_changes_run_once_and_info_is_left_alone():
 
 def test_the_budget_is_kept_and_what_is_left_is_counted():
     remedy = Remedy(summary="s", change={"dynamic": True})
-    prover, after = prove(recompile(remedies=[remedy]), lambda o, f: pytest.fail("was run"), options=CheckOptions(model="x", verify_budget=-1.0))
+    prover, after = prove(
+        recompile(remedies=[remedy]),
+        lambda o, f: pytest.fail("was run"),
+        options=CheckOptions(model="x", verify_budget=-1.0),
+    )
     assert prover.left == 1 and after.remedies[0].verified is None
 
 

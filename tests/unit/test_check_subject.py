@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from cftdiag.check.errors import InputError
-from cftdiag.check.subject import Subject, as_subject, resolve
+from cftdiag.errors import InputError
+from cftdiag.subject import Subject, as_subject, resolve
 
 
 class Model:

@@ -1,4 +1,6 @@
-"""The check verb around the driver: what it asks for, what it prints where, its exit code. The driver itself is tested in integration."""
+"""The check verb around the driver: what it asks for, what it prints where, its exit code. The driver itself
+is tested in integration.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +13,20 @@ from check_samples import BRANCH, LENGTH, VIABLE, viable
 
 import cftdiag.check
 from cftdiag.check import CheckOptions, CheckReport, EnvironmentUnfit, InputError
-from cftdiag.check.result import BlockResult
+from cftdiag.check.report import BlockResult
 from cftdiag.cli.main import run
-from cftdiag.report import summary
+from cftdiag.report import wording
 
 
 def _report(*findings: Any, verdict: str = "viable") -> CheckReport:
-    blocks = tuple(BlockResult(fqn=b["fqn"], cls=b["class"], kind=b["kind"], graphs=1, fullgraph=True) for b in VIABLE["blocks"])
+    blocks = tuple(
+        BlockResult(fqn=b["fqn"], cls=b["class"], kind=b["kind"], graphs=1, fullgraph=True)
+        for b in VIABLE["blocks"]
+    )
     kept = {key: VIABLE[key] for key in ("subject", "depth", "target", "environment", "forecast", "timing")}
-    return CheckReport(verdict=verdict, blocks=blocks, findings=findings, compiles=tuple(VIABLE["compiles"]), **kept)
+    return CheckReport(
+        verdict=verdict, blocks=blocks, findings=findings, compiles=tuple(VIABLE["compiles"]), **kept
+    )
 
 
 @pytest.fixture
@@ -66,7 +73,9 @@ def test_every_option_arrives(asked: dict[str, Any]) -> None:
     )
 
 
-def test_the_backend_is_read_from_the_environment(asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_backend_is_read_from_the_environment(
+    asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TORCH_COMPILE_BACKEND", "aot_eager")
     assert run(["check", "--model", "m"]) == 0
     assert asked["options"].compile_backend == "aot_eager"
@@ -85,20 +94,29 @@ def test_the_backend_is_read_from_the_environment(asked: dict[str, Any], monkeyp
         ((), "error", "never", 3),
     ],
 )
-def test_exit_codes(findings: tuple[Any, ...], verdict: str, fail_on: str, code: int, asked: dict[str, Any]) -> None:
+def test_exit_codes(
+    findings: tuple[Any, ...], verdict: str, fail_on: str, code: int, asked: dict[str, Any]
+) -> None:
     asked["answer"] = _report(*findings, verdict=verdict)
     assert run(["check", "--model", "m", "--fail-on", fail_on]) == code
 
 
-@pytest.mark.parametrize(("error", "code"), [(InputError("no such thing; do this"), 2), (EnvironmentUnfit("no fork; use Linux"), 3)])
-def test_the_drivers_errors_are_one_line(error: Exception, code: int, asked: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(InputError("no such thing; do this"), 2), (EnvironmentUnfit("no fork; use Linux"), 3)],
+)
+def test_the_drivers_errors_are_one_line(
+    error: Exception, code: int, asked: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
     asked["answer"] = error
     assert run(["check", "--model", "m"]) == code
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == ("", f"error: {error}\n")
 
 
-def test_an_interrupt_is_one_line_and_no_conclusion(asked: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_interrupt_is_one_line_and_no_conclusion(
+    asked: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
     asked["answer"] = KeyboardInterrupt()
     assert run(["check", "--model", "m"]) == 3
     captured = capsys.readouterr()
@@ -112,7 +130,9 @@ def test_json_to_stdout_is_json_alone(asked: dict[str, Any], capsys: pytest.Capt
     assert captured.err == ""
 
 
-def test_json_to_a_file_comes_beside_the_report(asked: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_to_a_file_comes_beside_the_report(
+    asked: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     target = tmp_path / "check.json"
     assert run(["check", "--model", "m", "--json", str(target)]) == 0
     assert json.loads(target.read_text()) == viable()
@@ -123,9 +143,11 @@ def test_json_to_a_file_comes_beside_the_report(asked: dict[str, Any], tmp_path:
 
 def test_quiet_prints_the_verdict_alone(asked: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["check", "--model", "m", "-q"]) == 0
-    assert capsys.readouterr().out == summary.verdict_line(viable()) + "\n"
+    assert capsys.readouterr().out == wording.verdict_line(viable()) + "\n"
 
 
-def test_a_file_that_cannot_be_written_is_refused_before_the_work(asked: dict[str, Any], tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_is_refused_before_the_work(
+    asked: dict[str, Any], tmp_path: Path
+) -> None:
     assert run(["check", "--model", "m", "--json", str(tmp_path)]) == 2
     assert "options" not in asked

@@ -44,7 +44,9 @@ def _fails(capsys: pytest.CaptureFixture[str], code: int, *args: str) -> str:
         (["report", "/no/such/file.json"], "/no/such/file.json"),
     ],
 )
-def test_bad_input_is_one_line_and_exit_code_2(args: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_input_is_one_line_and_exit_code_2(
+    args: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert says in _fails(capsys, 2, *args)
 
 
@@ -59,8 +61,10 @@ def test_debug_adds_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     assert err.splitlines()[-1].startswith("error: ")
 
 
-def test_an_internal_error_is_one_line_and_exit_code_3(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    from cftdiag.check import catalogue
+def test_an_internal_error_is_one_line_and_exit_code_3(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from cftdiag import catalogue
 
     def broken(text: str | None = None) -> None:
         raise RuntimeError("two\nlines")
@@ -69,8 +73,10 @@ def test_an_internal_error_is_one_line_and_exit_code_3(capsys: pytest.CaptureFix
     assert "RuntimeError: two lines" in _fails(capsys, 3, "models")
 
 
-def test_an_interrupt_is_no_conclusion(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    from cftdiag.check import catalogue
+def test_an_interrupt_is_no_conclusion(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from cftdiag import catalogue
 
     def interrupted(text: str | None = None) -> None:
         raise KeyboardInterrupt
@@ -92,7 +98,16 @@ def test_every_verb_has_help(verb: str, capsys: pytest.CaptureFixture[str]) -> N
 
 
 @pytest.mark.parametrize(
-    "args", [["--help"], ["--version"], ["models"], ["models", "--json"], ["explain"], ["explain", "seq_len"], ["check", "--help"]]
+    "args",
+    [
+        ["--help"],
+        ["--version"],
+        ["models"],
+        ["models", "--json"],
+        ["explain"],
+        ["explain", "seq_len"],
+        ["check", "--help"],
+    ],
 )
 def test_light_verbs_import_no_torch(args: list[str]) -> None:
     code = (
@@ -106,7 +121,7 @@ def test_light_verbs_import_no_torch(args: list[str]) -> None:
 def test_importing_the_package_imports_no_torch_and_its_names_resolve() -> None:
     code = (
         "import sys, cftdiag\n"
-        "import cftdiag.check.catalogue\n"
+        "import cftdiag.catalogue\n"
         "assert callable(cftdiag.check), 'a submodule hid the function'\n"
         "assert all(getattr(cftdiag, name) is not None for name in cftdiag.__all__)\n"
         "assert 'torch' not in sys.modules\n"
@@ -123,7 +138,9 @@ def test_a_reader_that_leaves_is_no_error(tmp_path: Path) -> None:
     read_fd, write_fd = os.pipe()
     os.close(read_fd)
     for args in (["models"], ["models", "--json"]):
-        done = subprocess.run([sys.executable, "-m", "cftdiag", *args], stdout=write_fd, stderr=subprocess.PIPE, text=True)
+        done = subprocess.run(
+            [sys.executable, "-m", "cftdiag", *args], stdout=write_fd, stderr=subprocess.PIPE, text=True
+        )
         assert (done.returncode, done.stderr) == (0, "")
     os.close(write_fd)
 
@@ -145,5 +162,13 @@ def test_models_table_is_plain_when_piped(capsys: pytest.CaptureFixture[str]) ->
     assert run(["models", "qwen3-235b"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["name", "parameters", "layers", "architecture", "hub", "id", "verified"]
-    assert lines[1].split() == ["Qwen3-235B-A22B", "235.09", "B", "94", "qwen3_moe", "Qwen/Qwen3-235B-A22B", "yes"]
+    assert lines[1].split() == [
+        "Qwen3-235B-A22B",
+        "235.09",
+        "B",
+        "94",
+        "qwen3_moe",
+        "Qwen/Qwen3-235B-A22B",
+        "yes",
+    ]
     assert "\x1b" not in "".join(lines)

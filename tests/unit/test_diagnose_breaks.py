@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cftdiag.diagnose import Block, Context, diagnose
-from cftdiag.diagnose.scalars import branches
+from cftdiag.diagnose.causes.break_on_value import branches
 from cftdiag.events import Code, Event, Frame, Guard, Reason
 from cftdiag.findings import Finding
 
@@ -23,7 +23,9 @@ def frame(line: int, code: str, function: str = "forward", file: str = "/home/me
     return Frame(file=file, line=line, function=function, code=code)
 
 
-def broken(gb_id: str | None, gb_type: str = "", code: str = "y = f(x)", line: int = 12, **kwargs: Any) -> Event:
+def broken(
+    gb_id: str | None, gb_type: str = "", code: str = "y = f(x)", line: int = 12, **kwargs: Any
+) -> Event:
     stack = kwargs.pop("stack", (frame(90, "loss = model(x)", "train"), frame(line, code)))
     return Event(
         kind="graph_break",
@@ -42,7 +44,10 @@ def refused(event: Event, **kwargs: Any) -> Event:
 
 
 def _fields(event: Event) -> dict[str, Any]:
-    return {name: getattr(event, name) for name in ("kind", "time", "step", "compile_id", "block", "code", "stack", "detail")}
+    return {
+        name: getattr(event, name)
+        for name in ("kind", "time", "step", "compile_id", "block", "code", "stack", "detail")
+    }
 
 
 def the(found: list[Finding]) -> Finding:
@@ -53,43 +58,139 @@ def the(found: list[Finding]) -> Finding:
 BREAKS = [
     (broken("GB0124", ITEM, "n = x.sum().item()"), "tensor.item"),
     (broken("GB0124", ITEM, "if x.sum().item() > 3:"), "data_dependent_branch"),
-    (broken("GB0033", "Data dependent operator", "counts.tolist()", context="aten._local_scalar_dense.default"), "tensor.tolist"),
-    (broken("GB0033", "Data dependent operator", "if torch.equal(x, y):", context="aten.equal.default"), "data_dependent_branch"),
-    (broken("GB0170", "Data-dependent branching", context="attempted to jump with TensorVariable()"), "data_dependent_branch"),
-    (broken("GB0170", "Data-dependent branching", context="attempted to jump with UnspecializedPythonVariable()"), "python_rng_branch"),
-    (broken("GB0007", SKIPPED, context=f"module: <unknown module>, qualname: Random.random, skip reason: {BUILTIN}"), "python_rng_branch"),
-    (broken("GB0036", "Dynamic shape operator", context="aten.nonzero.default"), "dynamic_output_shape"),
-    (broken("GB0291", "logging.Logger method not supported for non-export cases", context="method: <Logger toy (WARNING)>.warning"), "logging_call"),
-    (broken("GB0007", SKIPPED, context=f"module: _warnings, qualname: warn, skip reason: {BUILTIN}"), "logging_call"),
-    (broken("GB4841", "Unsupported python_type() call", context="GetAttrVariable(LoggingLoggerVariable(), handlers)"), "logging_call"),
-    (broken("GB0059", "Failed to trace builtin operator", context="builtin print [] True"), "print_call"),
-    (broken("GB0059", "Failed to trace builtin operator", context="builtin open [] False"), "unsupported_call"),
-    (broken("GB0098", "Skip calling `torch.compiler.disable()`d function", context="<function side at 0x7fac>"), "disabled_function"),
     (
-        broken("GB0148", "Unsupported function call (delayed)", explanation="Reason: Optimized `nn.Module` is wrapped with `torch.compiler.disable`"),
+        broken(
+            "GB0033", "Data dependent operator", "counts.tolist()", context="aten._local_scalar_dense.default"
+        ),
+        "tensor.tolist",
+    ),
+    (
+        broken("GB0033", "Data dependent operator", "if torch.equal(x, y):", context="aten.equal.default"),
+        "data_dependent_branch",
+    ),
+    (
+        broken("GB0170", "Data-dependent branching", context="attempted to jump with TensorVariable()"),
+        "data_dependent_branch",
+    ),
+    (
+        broken(
+            "GB0170",
+            "Data-dependent branching",
+            context="attempted to jump with UnspecializedPythonVariable()",
+        ),
+        "python_rng_branch",
+    ),
+    (
+        broken(
+            "GB0007",
+            SKIPPED,
+            context=f"module: <unknown module>, qualname: Random.random, skip reason: {BUILTIN}",
+        ),
+        "python_rng_branch",
+    ),
+    (broken("GB0036", "Dynamic shape operator", context="aten.nonzero.default"), "dynamic_output_shape"),
+    (
+        broken(
+            "GB0291",
+            "logging.Logger method not supported for non-export cases",
+            context="method: <Logger toy (WARNING)>.warning",
+        ),
+        "logging_call",
+    ),
+    (
+        broken("GB0007", SKIPPED, context=f"module: _warnings, qualname: warn, skip reason: {BUILTIN}"),
+        "logging_call",
+    ),
+    (
+        broken(
+            "GB4841",
+            "Unsupported python_type() call",
+            context="GetAttrVariable(LoggingLoggerVariable(), handlers)",
+        ),
+        "logging_call",
+    ),
+    (broken("GB0059", "Failed to trace builtin operator", context="builtin print [] True"), "print_call"),
+    (
+        broken("GB0059", "Failed to trace builtin operator", context="builtin open [] False"),
+        "unsupported_call",
+    ),
+    (
+        broken(
+            "GB0098", "Skip calling `torch.compiler.disable()`d function", context="<function side at 0x7fac>"
+        ),
         "disabled_function",
     ),
-    (broken("GB0007", SKIPPED, context="module: torch.random, qualname: manual_seed, skip reason: file matches MOD_SKIPLIST"), "rng_seed_call"),
-    (broken("GB0007", SKIPPED, context="module: random, qualname: Random.seed, skip reason: file is under skip directory"), "rng_seed_call"),
+    (
+        broken(
+            "GB0148",
+            "Unsupported function call (delayed)",
+            explanation="Reason: Optimized `nn.Module` is wrapped with `torch.compiler.disable`",
+        ),
+        "disabled_function",
+    ),
+    (
+        broken(
+            "GB0007",
+            SKIPPED,
+            context="module: torch.random, qualname: manual_seed, skip reason: file matches MOD_SKIPLIST",
+        ),
+        "rng_seed_call",
+    ),
+    (
+        broken(
+            "GB0007",
+            SKIPPED,
+            context="module: random, qualname: Random.seed, skip reason: file is under skip directory",
+        ),
+        "rng_seed_call",
+    ),
     (broken("GB7650", "torch.Generator method", context="torch.Generator.manual_seed"), "rng_seed_call"),
-    (broken("GB0156", "Unsupported method call", context="call_method UserDefinedObjectVariable(_FuncPtr) __call__ []"), "ffi_call"),
-    (broken("GB0007", SKIPPED, context=f"module: flash_kernels._C, qualname: fwd, skip reason: {BUILTIN}"), "ffi_call"),
-    (broken("GB0007", SKIPPED, context=f"module: time, qualname: time, skip reason: {BUILTIN}"), "unsupported_call"),
+    (
+        broken(
+            "GB0156",
+            "Unsupported method call",
+            context="call_method UserDefinedObjectVariable(_FuncPtr) __call__ []",
+        ),
+        "ffi_call",
+    ),
+    (
+        broken("GB0007", SKIPPED, context=f"module: flash_kernels._C, qualname: fwd, skip reason: {BUILTIN}"),
+        "ffi_call",
+    ),
+    (
+        broken("GB0007", SKIPPED, context=f"module: time, qualname: time, skip reason: {BUILTIN}"),
+        "unsupported_call",
+    ),
     (broken("GB0083", "Module-level backwards hooks require compiled autograd."), "module_backward_hook"),
     (broken("GB0025", "Call to `torch._dynamo.graph_break()`"), "generic_break"),
     (broken("GB9999", "something new in torch 3"), "generic_break"),
-    (broken("GB0059", "Failed to trace builtin operator", context="builtin print [] True", in_checkpoint=True), "graph_break_in_checkpoint"),
+    (
+        broken(
+            "GB0059", "Failed to trace builtin operator", context="builtin print [] True", in_checkpoint=True
+        ),
+        "graph_break_in_checkpoint",
+    ),
     (broken("GB0124", ITEM, operator="torch.utils.checkpoint.checkpoint"), "graph_break_in_checkpoint"),
     (broken("GB0170", "Data-dependent branching", in_autograd_function=True), "autograd_function"),
-    (broken(None, "UserError", "if n > 3:", reason="Could not guard on data-dependent expression u0 > 3"), "data_dependent_branch"),
     (
-        broken(None, "E", "torch.split(x, counts.tolist())", reason="Could not extract specialized integer from data-dependent expression u0"),
+        broken(None, "UserError", "if n > 3:", reason="Could not guard on data-dependent expression u0 > 3"),
+        "data_dependent_branch",
+    ),
+    (
+        broken(
+            None,
+            "E",
+            "torch.split(x, counts.tolist())",
+            reason="Could not extract specialized integer from data-dependent expression u0",
+        ),
         "tensor.tolist",
     ),
 ]
 
 
-@pytest.mark.parametrize(("event", "expected"), BREAKS, ids=[f"{e.detail['gb_id']}-{c}-{i}" for i, (e, c) in enumerate(BREAKS)])
+@pytest.mark.parametrize(
+    ("event", "expected"), BREAKS, ids=[f"{e.detail['gb_id']}-{c}-{i}" for i, (e, c) in enumerate(BREAKS)]
+)
 def test_break(event: Event, expected: str) -> None:
     found = the(diagnose([event], Context(blocks=BLOCKS)))
     assert (found.kind, found.cause, found.gb_id) == ("graph_break", expected, event.detail["gb_id"])
@@ -97,8 +198,13 @@ def test_break(event: Event, expected: str) -> None:
 
 
 def test_hook_goes_before_disabled_function() -> None:
-    stack = (frame(12, "x + s.p(x)"), frame(1821, "args_result = hook(self, args)", "inner", f"{TORCH}/nn/modules/module.py"))
-    event = broken("GB0098", "Skip calling", context="<function Block.__init__.<locals>.<lambda> at 0x7f>", stack=stack)
+    stack = (
+        frame(12, "x + s.p(x)"),
+        frame(1821, "args_result = hook(self, args)", "inner", f"{TORCH}/nn/modules/module.py"),
+    )
+    event = broken(
+        "GB0098", "Skip calling", context="<function Block.__init__.<locals>.<lambda> at 0x7f>", stack=stack
+    )
     found = the(diagnose([event], Context(blocks=BLOCKS)))
     assert found.cause == "disabled_hook"
     assert found.where.code == "x + s.p(x)"
@@ -115,16 +221,31 @@ def test_autograd_function_is_shown_where_it_is_applied() -> None:
 @pytest.mark.parametrize(
     ("stack", "expected"),
     [
-        ((frame(5, "model(x)", "train"), frame(12, "f(x)"), frame(7, "g(x)", "g", f"{TORCH}/nn/functional.py")), "/home/me/model.py"),
         (
             (
                 frame(5, "model(x)", "train"),
-                frame(200, "if packed(p):", "packed", "/env/lib/python3.11/site-packages/transformers/modeling_flash_attention_utils.py"),
+                frame(12, "f(x)"),
+                frame(7, "g(x)", "g", f"{TORCH}/nn/functional.py"),
+            ),
+            "/home/me/model.py",
+        ),
+        (
+            (
+                frame(5, "model(x)", "train"),
+                frame(
+                    200,
+                    "if packed(p):",
+                    "packed",
+                    "/env/lib/python3.11/site-packages/transformers/modeling_flash_attention_utils.py",
+                ),
             ),
             "/env/lib/python3.11/site-packages/transformers/modeling_flash_attention_utils.py",
         ),
         (
-            (frame(12, "helper(x)"), frame(3, "x.item()", "helper", "/env/lib/python3.11/site-packages/einops/core.py")),
+            (
+                frame(12, "helper(x)"),
+                frame(3, "x.item()", "helper", "/env/lib/python3.11/site-packages/einops/core.py"),
+            ),
             "/home/me/model.py",
         ),
     ],
@@ -138,14 +259,25 @@ def test_severity_follows_the_fullgraph_pass() -> None:
     every = {b.fqn: True for b in BLOCKS}
     none = dict.fromkeys(every, False)
     assert the(diagnose([item], Context(blocks=BLOCKS, fullgraph=every))).severity == "warning"
-    assert the(diagnose([item], Context(blocks=BLOCKS, fullgraph=none, fullgraph_breaks=(refused(item),)))).severity == "error"
+    assert (
+        the(
+            diagnose([item], Context(blocks=BLOCKS, fullgraph=none, fullgraph_breaks=(refused(item),)))
+        ).severity
+        == "error"
+    )
     assert the(diagnose([item], Context(blocks=BLOCKS, wrap=True))).severity == "error"
 
 
 def test_break_behind_the_one_that_stopped_fullgraph_is_judged_by_its_cause() -> None:
-    first = broken("GB0059", "Failed to trace builtin operator", "print(x)", 12, context="builtin print [] True")
+    first = broken(
+        "GB0059", "Failed to trace builtin operator", "print(x)", 12, context="builtin print [] True"
+    )
     second = broken("GB0124", ITEM, "n = x.max().item()", 14)
-    context = Context(blocks=BLOCKS, fullgraph=dict.fromkeys((b.fqn for b in BLOCKS), False), fullgraph_breaks=(refused(first),))
+    context = Context(
+        blocks=BLOCKS,
+        fullgraph=dict.fromkeys((b.fqn for b in BLOCKS), False),
+        fullgraph_breaks=(refused(first),),
+    )
     found = diagnose([first, second], context)
     assert {(f.cause, f.severity) for f in found} == {("print_call", "error"), ("tensor.item", "warning")}
 
@@ -153,8 +285,14 @@ def test_break_behind_the_one_that_stopped_fullgraph_is_judged_by_its_cause() ->
 def test_scalar_that_feeds_a_later_branch() -> None:
     item = broken("GB0124", ITEM, "n = x.max().item()", 12)
     other = broken("GB0124", ITEM, "m = x.min().item()", 20)
-    branch = refused(broken(None, "UserError", "if n > 3:", 14, reason="Could not guard on data-dependent expression u0 > 3"))
-    context = Context(blocks=BLOCKS, fullgraph=dict.fromkeys((b.fqn for b in BLOCKS), False), fullgraph_breaks=(branch,))
+    branch = refused(
+        broken(
+            None, "UserError", "if n > 3:", 14, reason="Could not guard on data-dependent expression u0 > 3"
+        )
+    )
+    context = Context(
+        blocks=BLOCKS, fullgraph=dict.fromkeys((b.fqn for b in BLOCKS), False), fullgraph_breaks=(branch,)
+    )
     found = {f.where.line: f for f in diagnose([item, other], context)}
     assert {line: f.cause for line, f in found.items()} == {12: "data_dependent_branch", 20: "tensor.item"}
     assert any("if n > 3:" in line for line in found[12].evidence)
@@ -186,7 +324,12 @@ def test_branching_lines(code: str, expected: bool) -> None:
 
 def test_only_blocks_that_ran_the_broken_code_are_named() -> None:
     event = broken("GB0025", "Call to `torch._dynamo.graph_break()`", block="layers.2")
-    found = the(diagnose([event], Context(blocks=BLOCKS, graphs={"layers.0": 1, "layers.1": 1, "layers.2": 2, "layers.3": 1})))
+    found = the(
+        diagnose(
+            [event],
+            Context(blocks=BLOCKS, graphs={"layers.0": 1, "layers.1": 1, "layers.2": 2, "layers.3": 1}),
+        )
+    )
     assert found.blocks == ("layers.2",)
 
 
@@ -195,22 +338,45 @@ def test_recompile_of_a_resumed_function_is_evidence_of_the_break() -> None:
     resumed = Code(qualname="torch_dynamo_resume_in_forward_at_12", file="/home/me/model.py", line=12)
     guard = Guard(expression="___stack0 == 7", source="L['___stack0']", expected="7", actual="9")
     reason = Reason(entry="1/0", guard=guard, closest=True)
-    again = Event(kind="recompile", time=1.0, step=2, compile_id="1/1", block="layers.0", code=resumed, guard=guard, reasons=(reason,))
+    again = Event(
+        kind="recompile",
+        time=1.0,
+        step=2,
+        compile_id="1/1",
+        block="layers.0",
+        code=resumed,
+        guard=guard,
+        reasons=(reason,),
+    )
     found = the(diagnose([item, again], Context(blocks=BLOCKS)))
     assert found.cause == "tensor.item"
     assert any("___stack0 == 7" in line for line in found.evidence)
 
 
 def test_second_break_of_a_resumed_line_is_not_a_finding_of_its_own() -> None:
-    first = broken("GB0208", "torch.* op returned non-Tensor", "with fork_rng():", context="target: <function fork_rng at 0x7f>")
+    first = broken(
+        "GB0208",
+        "torch.* op returned non-Tensor",
+        "with fork_rng():",
+        context="target: <function fork_rng at 0x7f>",
+    )
     second = broken("GB0142", "Unsupported context manager", "with fork_rng():", resumed=True)
     elsewhere = broken("GB0142", "Unsupported context manager", "with other():", 30, resumed=True)
     assert [f.cause for f in diagnose([first, second], Context(blocks=BLOCKS))] == ["rng_seed_call"]
-    assert {f.cause for f in diagnose([first, elsewhere], Context(blocks=BLOCKS))} == {"rng_seed_call", "generic_break"}
+    assert {f.cause for f in diagnose([first, elsewhere], Context(blocks=BLOCKS))} == {
+        "rng_seed_call",
+        "generic_break",
+    }
 
 
 def raised(kind: str, message: str, **kwargs: Any) -> Event:
-    return Event(kind="error", time=2.0, step=3, block=kwargs.pop("block", None), detail={"type": kind, "message": message, **kwargs})
+    return Event(
+        kind="error",
+        time=2.0,
+        step=3,
+        block=kwargs.pop("block", None),
+        detail={"type": kind, "message": message, **kwargs},
+    )
 
 
 METADATA = (
@@ -221,9 +387,17 @@ METADATA = (
 
 ERRORS = [
     ("CheckpointError", METADATA.format("2, 8", "bfloat16", "2, 8", "float32"), "ac_dtype_mismatch"),
-    ("CheckpointError", METADATA.format("2, 8", "bfloat16", "2, 8", "float32").replace("\n", " "), "ac_dtype_mismatch"),
+    (
+        "CheckpointError",
+        METADATA.format("2, 8", "bfloat16", "2, 8", "float32").replace("\n", " "),
+        "ac_dtype_mismatch",
+    ),
     ("CheckpointError", METADATA.format("8, 8", "float32", "2, 8", "float32"), "ac_recompute_other_graph"),
-    ("CheckpointError", "A different number of tensors was saved during the original forward and recomputation.", "ac_recompute_other_graph"),
+    (
+        "CheckpointError",
+        "A different number of tensors was saved during the original forward and recomputation.",
+        "ac_recompute_other_graph",
+    ),
     ("ConstraintViolationError", "Constraints violated (L['x'].size()[1])!", "constraint_violation"),
     ("UserError", "Constraints violated (L['x'].size()[1])! For more information", "constraint_violation"),
     ("BackendCompilerFailed", "backend='inductor' raised: ...", "fullgraph_error"),
@@ -256,36 +430,62 @@ def test_limit_that_another_thread_does_not_see() -> None:
         block="layers.0",
         code=CODE,
         guard=guard,
-        reasons=tuple(Reason(entry=f"0/{i}", guard=guard, closest=i == 7, block="layers.0") for i in range(8)),
+        reasons=tuple(
+            Reason(entry=f"0/{i}", guard=guard, closest=i == 7, block="layers.0") for i in range(8)
+        ),
         detail={"limit": None, "raised": True, "arguments": {"k": {"value": 8, "type": "int"}}},
     )
     found = {(f.kind, f.cause) for f in diagnose([limit], Context(blocks=BLOCKS, limit=64))}
     assert found == {("limit_hit", "int_arg"), ("error", "limit_not_visible_in_thread")}
-    assert {(f.kind, f.cause) for f in diagnose([limit], Context(blocks=BLOCKS, limit=8))} == {("limit_hit", "int_arg")}
+    assert {(f.kind, f.cause) for f in diagnose([limit], Context(blocks=BLOCKS, limit=8))} == {
+        ("limit_hit", "int_arg")
+    }
 
 
 PROBES: list[tuple[dict[str, Any], dict[str, Any], tuple[str, str, str]]] = [
-    ({"late_hooks": [{"block": "layers.0", "module": "layers.0.p", "hook": "a.py:3 f", "step": 2}]}, {}, ("error", "late_hook_ignored", "error")),
+    (
+        {"late_hooks": [{"block": "layers.0", "module": "layers.0.p", "hook": "a.py:3 f", "step": 2}]},
+        {},
+        ("error", "late_hook_ignored", "error"),
+    ),
     ({"never_run": ["layers.0"]}, {}, ("error", "compiled_region_not_reached", "error")),
     (
-        {"numerics": {"ok": False, "backend": "inductor", "failed": ["x.grad"], "worst": {"name": "x.grad", "eager": 1, "compiled": 2, "rel": 1}}},
+        {
+            "numerics": {
+                "ok": False,
+                "backend": "inductor",
+                "failed": ["x.grad"],
+                "worst": {"name": "x.grad", "eager": 1, "compiled": 2, "rel": 1},
+            }
+        },
         {},
         ("numerics", "silent_wrong_numerics", "error"),
     ),
-    ({"saved_tensor_hooks": [{"block": "layers.0", "packs": 6, "hook": "a.py:3 f"}]}, {}, ("perf", "saved_tensor_hooks_whole_graph", "warning")),
+    (
+        {"saved_tensor_hooks": [{"block": "layers.0", "packs": 6, "hook": "a.py:3 f"}]},
+        {},
+        ("perf", "saved_tensor_hooks_whole_graph", "warning"),
+    ),
     ({"cudagraph_skips": {"mutated inputs": 3}}, {}, ("perf", "cudagraph_skip", "warning")),
     ({"calls": {"layers.0": 3}}, {"graphs": {}}, ("perf", "graph_runs_eager", "warning")),
 ]
 
 
 @pytest.mark.parametrize(("probes", "more", "expected"), PROBES, ids=[e[1] for _, _, e in PROBES])
-def test_what_behaviour_shows(probes: dict[str, Any], more: dict[str, Any], expected: tuple[str, str, str]) -> None:
+def test_what_behaviour_shows(
+    probes: dict[str, Any], more: dict[str, Any], expected: tuple[str, str, str]
+) -> None:
     found = the(diagnose([], Context(blocks=BLOCKS, probes=probes, **more)))
     assert (found.kind, found.cause, found.severity) == expected
 
 
 def test_right_numerics_and_reached_blocks_are_no_findings() -> None:
-    probes = {"numerics": {"ok": True}, "never_run": [], "late_hooks": [], "calls": {b.fqn: 1 for b in BLOCKS}}
+    probes = {
+        "numerics": {"ok": True},
+        "never_run": [],
+        "late_hooks": [],
+        "calls": {b.fqn: 1 for b in BLOCKS},
+    }
     assert diagnose([], Context(blocks=BLOCKS, probes=probes, graphs={b.fqn: 1 for b in BLOCKS})) == []
 
 
@@ -296,8 +496,21 @@ def test_block_without_a_graph_is_explained_by_its_break() -> None:
 
 
 def whole(blocks: int) -> list[Finding]:
-    event = Event(kind="compile", time=0.0, region="forward", block="<root>", code=CODE, detail={"status": "ok", "ops": 12 * blocks})
-    return diagnose([event], Context(blocks=tuple(Block(fqn=f"layers.{i}", cls="B", kind="a", index=i) for i in range(blocks)), wrap=True))
+    event = Event(
+        kind="compile",
+        time=0.0,
+        region="forward",
+        block="<root>",
+        code=CODE,
+        detail={"status": "ok", "ops": 12 * blocks},
+    )
+    return diagnose(
+        [event],
+        Context(
+            blocks=tuple(Block(fqn=f"layers.{i}", cls="B", kind="a", index=i) for i in range(blocks)),
+            wrap=True,
+        ),
+    )
 
 
 def test_many_blocks_in_one_graph() -> None:
@@ -310,9 +523,25 @@ def test_ranks_that_recompile_alone() -> None:
     guard = Guard(expression="tensor 'x' size mismatch at index 1. expected 8, actual 12")
     reason = (Reason(entry="0/0", guard=guard, closest=True, block="layers.0"),)
     steps = [Event(kind="step", time=0.0, rank=r, step=2) for r in (0, 1)]
-    alone = Event(kind="recompile", time=1.0, rank=1, step=2, block="layers.0", code=CODE, guard=guard, reasons=reason)
-    both = [alone, Event(kind="recompile", time=1.0, rank=0, step=2, block="layers.0", code=CODE, guard=guard, reasons=reason)]
-    assert ("perf", "rank_divergent_recompile") in {(f.kind, f.cause) for f in diagnose([*steps, alone], Context(blocks=BLOCKS))}
+    alone = Event(
+        kind="recompile", time=1.0, rank=1, step=2, block="layers.0", code=CODE, guard=guard, reasons=reason
+    )
+    both = [
+        alone,
+        Event(
+            kind="recompile",
+            time=1.0,
+            rank=0,
+            step=2,
+            block="layers.0",
+            code=CODE,
+            guard=guard,
+            reasons=reason,
+        ),
+    ]
+    assert ("perf", "rank_divergent_recompile") in {
+        (f.kind, f.cause) for f in diagnose([*steps, alone], Context(blocks=BLOCKS))
+    }
     assert {f.cause for f in diagnose([*steps, *both], Context(blocks=BLOCKS))} == {"seq_len"}
 
 

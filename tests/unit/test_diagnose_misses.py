@@ -16,7 +16,16 @@ BLOCKS = tuple(Block(fqn=f"layers.{i}", cls="Block", kind="a", index=i) for i in
 
 
 def compiled(cid: str = "0/0", block: str = "layers.0", step: int = 1, **arguments: Any) -> Event:
-    return Event(kind="compile", time=0.0, step=step, compile_id=cid, region="forward", block=block, code=CODE, detail={"arguments": arguments})
+    return Event(
+        kind="compile",
+        time=0.0,
+        step=step,
+        compile_id=cid,
+        region="forward",
+        block=block,
+        code=CODE,
+        detail={"arguments": arguments},
+    )
 
 
 def missed(
@@ -87,18 +96,32 @@ IN_TIME = [
     ("tensor 'x' dtype mismatch. expected Float, actual BFloat16", {}, "dtype"),
     ("tensor 'x' stride mismatch at index 0. expected 6, actual 1", {}, "stride"),
     ("tensor 'x' rank mismatch. expected 2, actual 1", {}, "generic_guard"),
-    ("expected type of 'x' to be a tensor type, ' but found <class 'torch.AsyncCollectiveTensor'>", {}, "tensor_type"),
+    (
+        "expected type of 'x' to be a tensor type, ' but found <class 'torch.AsyncCollectiveTensor'>",
+        {},
+        "tensor_type",
+    ),
     ("(x.size()[1] % 8) == 0", {}, "shape_divisibility"),
     ("x.size()[1] == x.size()[0]", {}, "duck_shape"),
     ("y.storage_offset() == x.size()[1]", {}, "duck_shape"),
     ("2 <= x.size()[0]", {}, "size_0_1"),
-    ("4096*x.size()[0]*x.size()[1] < 5242880", {"added": "_inductor/scheduler.py:3042 in can_fuse"}, "inductor_fusion_threshold"),
-    ("257 <= x.size()[1] <= 1024", {"added": "_inductor/codegen/cpp.py:2100 in need_use_acc_helper"}, "inductor_size_regime"),
+    (
+        "4096*x.size()[0]*x.size()[1] < 5242880",
+        {"added": "_inductor/scheduler.py:3042 in can_fuse"},
+        "inductor_fusion_threshold",
+    ),
+    (
+        "257 <= x.size()[1] <= 1024",
+        {"added": "_inductor/codegen/cpp.py:2100 in need_use_acc_helper"},
+        "inductor_size_regime",
+    ),
     ("something new in torch 3", {}, "generic_guard"),
 ]
 
 
-@pytest.mark.parametrize(("expression", "values", "expected"), IN_TIME, ids=[f"{e[:40]}" for e, _, _ in IN_TIME])
+@pytest.mark.parametrize(
+    ("expression", "values", "expected"), IN_TIME, ids=[f"{e[:40]}" for e, _, _ in IN_TIME]
+)
 def test_value_that_changes_in_time(expression: str, values: dict[str, str], expected: str) -> None:
     event = missed(expression, arguments={"x": tensor(2, 6, 8)}, **values)
     assert cause(event) == expected
@@ -106,8 +129,18 @@ def test_value_that_changes_in_time(expression: str, values: dict[str, str], exp
 
 ARGUMENTS = [
     ("k == 0", {"actual": "1", "value_type": "int"}, {"k": {"value": 1, "type": "int"}}, "int_arg"),
-    ("k == 2  # line  # a.py:2 in f (_dynamo/variables/tensor.py:2606 in evaluate_expr)", {}, {"k": {"value": 3, "type": "int"}}, "int_arg"),
-    ("___check_type_id(k, 140), type=<class 'float'>", {"value_type": "int"}, {"k": {"value": 3, "type": "int"}}, "int_arg"),
+    (
+        "k == 2  # line  # a.py:2 in f (_dynamo/variables/tensor.py:2606 in evaluate_expr)",
+        {},
+        {"k": {"value": 3, "type": "int"}},
+        "int_arg",
+    ),
+    (
+        "___check_type_id(k, 140), type=<class 'float'>",
+        {"value_type": "int"},
+        {"k": {"value": 3, "type": "int"}},
+        "int_arg",
+    ),
     ("mask is None", {"value_type": "Tensor"}, {"mask": tensor(2, 6)}, "none_vs_tensor"),
     (
         "expected type of 'mask' to be a tensor type, ' but found <class 'NoneType'>",
@@ -116,13 +149,20 @@ ARGUMENTS = [
         "none_vs_tensor",
     ),
     ("len(states) == 1", {"actual": "2"}, {}, "container_len"),
-    ("___check_type_id(helper, 940), type=<class 'm.make.<locals>.H'>", {"value_type": "H"}, {}, "helper_class_identity"),
+    (
+        "___check_type_id(helper, 940), type=<class 'm.make.<locals>.H'>",
+        {"value_type": "H"},
+        {},
+        "helper_class_identity",
+    ),
     ("___check_obj_id(e, 1405), type=<class 'm.E'>", {}, {}, "object_identity"),
     ("x is y", {}, {"x": tensor(4), "y": tensor(4)}, "object_identity"),
 ]
 
 
-@pytest.mark.parametrize(("expression", "values", "arguments", "expected"), ARGUMENTS, ids=[e[0][:40] for e in ARGUMENTS])
+@pytest.mark.parametrize(
+    ("expression", "values", "arguments", "expected"), ARGUMENTS, ids=[e[0][:40] for e in ARGUMENTS]
+)
 def test_argument(expression: str, values: dict[str, str], arguments: dict[str, Any], expected: str) -> None:
     assert cause(missed(expression, arguments=arguments, **values)) == expected
 
@@ -132,23 +172,50 @@ BETWEEN_BLOCKS = [
     ("s.window is None", {"actual": "4"}, "per_layer_attr"),
     ("s.window == 0", {"actual": "1"}, "layer_idx"),
     ("s._modules['attn'].layer_idx == 0", {"actual": "1"}, "layer_idx"),
-    ("___check_type_id(s._modules['mlp'], 94), type=<class 'm.Dense'>", {"value_type": "Moe"}, "per_layer_attr"),
+    (
+        "___check_type_id(s._modules['mlp'], 94), type=<class 'm.Dense'>",
+        {"value_type": "Moe"},
+        "per_layer_attr",
+    ),
     ("len(s._modules['experts']._modules) == 3", {"actual": "4"}, "per_layer_attr"),
-    ("expected type of 's._modules['p']._parameters['bias']' to be a tensor type, ' but found <class 'NoneType'>", {}, "per_layer_attr"),
-    ("tensor 's._modules['p']._parameters['weight']' size mismatch at index 0. expected 8, actual 16", {}, "per_layer_attr"),
+    (
+        "expected type of 's._modules['p']._parameters['bias']' to be a tensor type, ' but found <class 'NoneType'>",
+        {},
+        "per_layer_attr",
+    ),
+    (
+        "tensor 's._modules['p']._parameters['weight']' size mismatch at index 0. expected 8, actual 16",
+        {},
+        "per_layer_attr",
+    ),
     ("KeyError on s._modules['mamba']", {}, "per_layer_attr"),
-    ("tensor 's._modules['p']._parameters['weight']' requires_grad mismatch. expected requires_grad=0", {}, "requires_grad"),
+    (
+        "tensor 's._modules['p']._parameters['weight']' requires_grad mismatch. expected requires_grad=0",
+        {},
+        "requires_grad",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("expression", "values", "expected"), BETWEEN_BLOCKS, ids=[e[0][:40] for e in BETWEEN_BLOCKS])
+@pytest.mark.parametrize(
+    ("expression", "values", "expected"), BETWEEN_BLOCKS, ids=[e[0][:40] for e in BETWEEN_BLOCKS]
+)
 def test_value_that_differs_between_blocks(expression: str, values: dict[str, str], expected: str) -> None:
     assert cause(missed(expression, block="layers.1", entry_block="layers.0", step=1, **values)) == expected
 
 
 def test_a_block_that_had_run_the_entry_before_changed_in_time() -> None:
-    """Recomputation walks backwards: the first miss of a flipped flag is in another block than the one that compiled the entry."""
-    event = missed("s.mp == True", block="layers.1", entry_block="layers.0", step=1, actual="False", detail={"ran": ["0/0"]})
+    """Recomputation walks backwards: the first miss of a flipped flag is in another block than the one that
+    compiled the entry.
+    """
+    event = missed(
+        "s.mp == True",
+        block="layers.1",
+        entry_block="layers.0",
+        step=1,
+        actual="False",
+        detail={"ran": ["0/0"]},
+    )
     assert cause(event) == "module_bool_attr"
     event = missed("s.mp == True", block="layers.1", entry_block="layers.0", step=1, actual="False")
     assert cause(event, ran={"layers.1": ["0/0", "0/1"]}) == "module_bool_attr"
@@ -161,16 +228,30 @@ def test_three_kinds_of_blocks_in_turn_are_no_change_in_time() -> None:
         more = {"actual": f"{met}(in=4)", "value_type": met, "detail": {"self": "s"}}
         return missed(text, block=block, entry=entry, entry_block=entry_block, step=1, **more)
 
-    first, second = other("Mamba", "Mlp", "layers.1", "0/0", "layers.0"), other("Mlp", "Attention", "layers.2", "0/1", "layers.1")
-    assert [f.cause for f in diagnose([compiled(), first, second], Context(blocks=BLOCKS))] == ["per_layer_attr"]
+    first, second = (
+        other("Mamba", "Mlp", "layers.1", "0/0", "layers.0"),
+        other("Mlp", "Attention", "layers.2", "0/1", "layers.1"),
+    )
+    assert [f.cause for f in diagnose([compiled(), first, second], Context(blocks=BLOCKS))] == [
+        "per_layer_attr"
+    ]
 
 
 def test_an_argument_that_follows_the_kind_of_block_is_no_coincidence_of_sizes() -> None:
-    options = {"arguments": {"cos": tensor(1, 8, 512)}, "expected": "256", "actual": "512", "step": 1, "block": "layers.1"}
+    options = {
+        "arguments": {"cos": tensor(1, 8, 512)},
+        "expected": "256",
+        "actual": "512",
+        "step": 1,
+        "block": "layers.1",
+    }
     guard = "tensor 'cos' size mismatch at index 2. expected 256, actual 512"
     made = compiled(cos=tensor(1, 8, 256), x=tensor(1, 8, 256))
     other_kind = {"self": "s", "changed": {"L['s'].head_dim": ["256", "512"]}}
-    assert cause(missed(guard, detail=other_kind, **options), made, compile_kwargs={"dynamic": True}) == "per_layer_attr"
+    assert (
+        cause(missed(guard, detail=other_kind, **options), made, compile_kwargs={"dynamic": True})
+        == "per_layer_attr"
+    )
     assert cause(missed(guard, **options), made, compile_kwargs={"dynamic": True}) == "duck_shape"
 
 
@@ -178,14 +259,21 @@ def test_attribute_of_an_argument_is_not_the_modules() -> None:
     event = missed("state.step == 0", actual="1", detail={"self": "self"})
     assert cause(event) == "int_arg"
     assert cause(missed("state.step == 0", actual="1", detail={"self": "state"})) == "module_int_attr"
-    line = Frame(file="/home/me/model.py", line=12, function="forward", code="return self.linear(x) * FACTORS[state.step]")
+    line = Frame(
+        file="/home/me/model.py",
+        line=12,
+        function="forward",
+        code="return self.linear(x) * FACTORS[state.step]",
+    )
     assert cause(dataclasses.replace(missed("state.step == 0", actual="1"), stack=(line,))) == "int_arg"
 
 
 def test_two_values_of_one_block_are_a_change_in_time() -> None:
     first = missed("s.phase == 0", block="layers.1", entry_block="layers.0", actual="5")
     second = missed("s.phase == 0", block="layers.1", entry_block="layers.0", actual="6", step=3)
-    assert {f.cause for f in diagnose([compiled(), first, second], Context(blocks=BLOCKS))} == {"module_int_attr"}
+    assert {f.cause for f in diagnose([compiled(), first, second], Context(blocks=BLOCKS))} == {
+        "module_int_attr"
+    }
 
 
 def size(dim: int, expected: int, actual: int, shape: tuple[int, ...], **kwargs: Any) -> Event:
@@ -238,7 +326,10 @@ def test_inference_tensors_are_about_gradients() -> None:
         "actual DispatchKeySet(CPU, BackendSelect)"
     )
     assert cause(missed(text)) == "grad_mode"
-    assert cause(missed(text.replace("actual DispatchKeySet(CPU", "actual DispatchKeySet(CUDA"))) == "tensor_type"
+    assert (
+        cause(missed(text.replace("actual DispatchKeySet(CPU", "actual DispatchKeySet(CUDA")))
+        == "tensor_type"
+    )
 
 
 def test_class_and_module_attributes_by_the_owner_that_the_recorder_saw() -> None:
@@ -249,7 +340,9 @@ def test_class_and_module_attributes_by_the_owner_that_the_recorder_saw() -> Non
 
 def test_wrapped_arguments_are_mapped_back() -> None:
     event = missed(
-        "tensor 'args[0]' size mismatch at index 1. expected 5, actual 6", arguments={"x": tensor(2, 6, 8)}, detail={"parameters": {"args[0]": "x"}}
+        "tensor 'args[0]' size mismatch at index 1. expected 5, actual 6",
+        arguments={"x": tensor(2, 6, 8)},
+        detail={"parameters": {"args[0]": "x"}},
     )
     found = the(diagnose([compiled(), event], Context(blocks=BLOCKS, lengths=(5, 6))))
     assert found.guard == "tensor 'x' size mismatch at index 1. expected 5, actual 6"
@@ -258,13 +351,22 @@ def test_wrapped_arguments_are_mapped_back() -> None:
 
 def test_one_finding_gathers_steps_lengths_and_blocks() -> None:
     events = [size(1, 5, n, (2, n, 8), step=s, block=f"layers.{s % 2}") for s, n in ((2, 6), (3, 7))]
-    found = the(diagnose([compiled(), *events], Context(blocks=BLOCKS[:2], lengths=(5, 6, 7), batch_sizes=(2, 2, 2))))
+    found = the(
+        diagnose([compiled(), *events], Context(blocks=BLOCKS[:2], lengths=(5, 6, 7), batch_sizes=(2, 2, 2)))
+    )
     assert (found.kind, found.cause, found.severity, found.count) == ("recompile", "seq_len", "warning", 2)
     assert (found.blocks, found.steps, found.lengths) == (("layers.*",), (2, 3), (6, 7))
 
 
 def test_limit_names_its_cause_and_the_blocks_that_run_eager() -> None:
-    event = missed("s.layer_idx == 7", block="layers.8", entry_block="layers.7", actual="8", kind="limit_hit", detail={"limit": 8})
+    event = missed(
+        "s.layer_idx == 7",
+        block="layers.8",
+        entry_block="layers.7",
+        actual="8",
+        kind="limit_hit",
+        detail={"limit": 8},
+    )
     graphs = {b.fqn: int(b.index < 8) for b in BLOCKS}
     found = the(diagnose([compiled(), event], Context(blocks=BLOCKS, graphs=graphs)))
     assert (found.kind, found.cause, found.severity) == ("limit_hit", "layer_idx", "error")
@@ -281,7 +383,12 @@ def test_change_in_force_is_not_offered_again() -> None:
     event = size(1, 5, 6, (2, 6, 8))
 
     def changes(**kwargs: Any) -> list[Any]:
-        return [r.change for r in the(diagnose([compiled(), event], Context(blocks=BLOCKS, lengths=(5, 6), compile_kwargs=kwargs))).remedies]
+        return [
+            r.change
+            for r in the(
+                diagnose([compiled(), event], Context(blocks=BLOCKS, lengths=(5, 6), compile_kwargs=kwargs))
+            ).remedies
+        ]
 
     assert {"dynamic": True} in changes(dynamic=False)
     assert {"dynamic": "auto"} in changes(dynamic=False)
@@ -299,4 +406,6 @@ def test_unsafe_remedies_come_last() -> None:
 
 def test_multiple_to_pad_to_comes_from_the_guard() -> None:
     event = missed("(x.size()[1] % 16) == 0", arguments={"x": tensor(2, 20, 8)})
-    assert the(diagnose([compiled(), event], Context(blocks=BLOCKS))).remedies[0].change == {"pad_to_multiple_of": 16}
+    assert the(diagnose([compiled(), event], Context(blocks=BLOCKS))).remedies[0].change == {
+        "pad_to_multiple_of": 16
+    }

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from cftdiag.diagnose import CAUSES, pages
-from cftdiag.diagnose.cause import Cause, fill
+from cftdiag.diagnose.engine.cause import Cause, fill
 from cftdiag.findings import KINDS, Remedy
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "causes"
@@ -26,7 +26,13 @@ ac_recompute_other_graph ac_dtype_mismatch constraint_violation limit_not_visibl
 fullgraph_error silent_wrong_numerics rank_divergent_recompile compile_time_depth saved_tensor_hooks_whole_graph cache_miss cudagraph_skip
 graph_runs_eager kernel_spills kernel_scalar_access kernel_fp64 reduction_split
 """.split()
-WITHOUT_EXAMPLE = {"inductor_fusion_threshold", "inductor_size_regime", "rank_divergent_recompile", "cudagraph_skip", "cache_miss"}
+WITHOUT_EXAMPLE = {
+    "inductor_fusion_threshold",
+    "inductor_size_regime",
+    "rank_divergent_recompile",
+    "cudagraph_skip",
+    "cache_miss",
+}
 every_cause = pytest.mark.parametrize("cause", CAUSES.values(), ids=list(CAUSES))
 
 
@@ -78,7 +84,9 @@ def test_index_names_every_page() -> None:
 
 def test_remedy_takes_the_findings_own_names() -> None:
     template = Remedy(summary="mark {argument}, {dim}", change={"mark_dynamic": {"{argument}": ["{dim}"]}})
-    assert fill(template, {"argument": "x", "dim": 1}) == Remedy(summary="mark x, 1", change={"mark_dynamic": {"x": [1]}})
+    assert fill(template, {"argument": "x", "dim": 1}) == Remedy(
+        summary="mark x, 1", change={"mark_dynamic": {"x": [1]}}
+    )
 
 
 def test_change_that_lacks_a_fact_is_words_only() -> None:

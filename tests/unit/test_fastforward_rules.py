@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from cftdiag.check.fastforward import (
+from cftdiag.fastforward import (
     ASSUMED,
     EVENTS,
     REAL,
@@ -66,7 +66,10 @@ def test_filled_integers_are_real_whatever_they_are_shaped_like():
         assert status(skipped(400, 400).new_zeros(3)) == REAL
 
 
-@pytest.mark.parametrize("policy, sizes", [("balanced", [4, 4, 4, 4]), ("idle_and_single", [7, 8, 1, 0]), ("all_to_first", [8, 8, 0, 0])])
+@pytest.mark.parametrize(
+    "policy, sizes",
+    [("balanced", [4, 4, 4, 4]), ("idle_and_single", [7, 8, 1, 0]), ("all_to_first", [8, 8, 0, 0])],
+)
 def test_routing_policies(policy, sizes):
     assert policy in ROUTING_POLICIES
     with SkipMode(), routing_policy(policy):
@@ -77,7 +80,10 @@ def test_routing_policies(policy, sizes):
 
 
 def test_unknown_names_are_refused():
-    with pytest.raises(ValueError, match="unknown routing policy 'random'; one of balanced"), routing_policy("random"):
+    with (
+        pytest.raises(ValueError, match="unknown routing policy 'random'; one of balanced"),
+        routing_policy("random"),
+    ):
         pass
     with pytest.raises(ValueError, match="depth 'codegen'; one of trace, joint"):
         backend_for("codegen")
@@ -87,7 +93,12 @@ def test_notes_name_the_line_and_reset_forgets_them():
     with SkipMode():
         value = skipped(3).sum().item()  # this line
     (found,) = undetermined()
-    assert value == 1.0 and found["what"] == "read" and found["op"] == "aten._local_scalar_dense.default" and found["count"] == 1
+    assert (
+        value == 1.0
+        and found["what"] == "read"
+        and found["op"] == "aten._local_scalar_dense.default"
+        and found["count"] == 1
+    )
     assert found["where"]["file"] == __file__ and found["where"]["code"].endswith("# this line")
     reset()
     assert undetermined() == []

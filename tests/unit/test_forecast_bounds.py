@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cftdiag.check.forecast.bounds import Condition, holds, read
-from cftdiag.check.forecast.formulas import Formula, Untranslatable, fit, mentions, translate
+from cftdiag.forecast.bounds import Condition, holds, read
+from cftdiag.forecast.formulas import Formula, Untranslatable, fit, mentions, translate
 
 X = {
     "L['x'].size()[0]": "B",
@@ -47,9 +47,18 @@ def condition(*guards: str) -> Condition:
         (["2 <= L['x'].size()[1] <= 1024"], ["2 <= S <= 1024"]),
         (["2 <= L['x'].size()[1]", "L['x'].size()[1] < 1025"], ["2 <= S <= 1024"]),
         (["(L['x'].size()[1] % 8) == 0"], ["S % 8 == 0"]),
-        (["4096*L['x'].size()[0]*L['x'].size()[1] < 5242880", "2 <= L['x'].size()[0]"], ["B >= 2", "B*S < 1280"]),
+        (
+            ["4096*L['x'].size()[0]*L['x'].size()[1] < 5242880", "2 <= L['x'].size()[0]"],
+            ["B >= 2", "B*S < 1280"],
+        ),
         (["L['x'].stride()[0] == 64*L['x'].size()[1]"], []),
-        (["L['kwargs']['m'].size()[2] == L['x'].size()[1] + 1", "L['n'] == L['x'].size()[1]*L['x'].size()[0]"], []),
+        (
+            [
+                "L['kwargs']['m'].size()[2] == L['x'].size()[1] + 1",
+                "L['n'] == L['x'].size()[1]*L['x'].size()[0]",
+            ],
+            [],
+        ),
         (["Ne(L['x'].size()[1], 128)"], ["S != 128"]),
         (["L['x'].size()[1] <= 9223372036854775806"], []),
         (["((L['x'].size()[1] + 7) // 8)*8 <= 9223372036854775807"], []),
@@ -85,7 +94,11 @@ def test_guards_that_do_not_follow_the_shape_say_nothing() -> None:
 
 
 def test_what_cannot_be_expressed_is_refused_not_guessed() -> None:
-    for guard in ("IsNonOverlappingAndDense(L['x'].size()[1])", "L['x'].size()[1] in (3, 4)", "L['x'].size()[1] < L['self'].limit"):
+    for guard in (
+        "IsNonOverlappingAndDense(L['x'].size()[1])",
+        "L['x'].size()[1] in (3, 4)",
+        "L['x'].size()[1] < L['self'].limit",
+    ):
         with pytest.raises(Untranslatable):
             translate(guard, X)
     assert translate("L['x'].size()[1] < L['self'].limit", X, {"L['self'].limit": 7}.get) == ["((S) < (7))"]
@@ -107,7 +120,17 @@ _NUMBERS = st.integers(0, 300)
 @st.composite
 def expressions(draw: st.DrawFn) -> str:
     a, b, n = draw(_TERMS), draw(_TERMS), draw(st.integers(1, 64))
-    forms = ["{a}", "{n}*{a}", "{a}*{b}", "{a} + {b}", "{a} - {b}", "{n} + {a}", "{a} // {n}", "{a} % {n}", "({a} + {n}) // {n} * {n}"]
+    forms = [
+        "{a}",
+        "{n}*{a}",
+        "{a}*{b}",
+        "{a} + {b}",
+        "{a} - {b}",
+        "{n} + {a}",
+        "{a} // {n}",
+        "{a} % {n}",
+        "({a} + {n}) // {n} * {n}",
+    ]
     forms += ["max({a}, {n})", "min({n}, {b})", "-({a})", "({a} * {b}) % {n}", "{a} - {n}", "{a}**2"]
     return draw(st.sampled_from(forms)).format(a=a, b=b, n=n)
 
@@ -116,13 +139,27 @@ def expressions(draw: st.DrawFn) -> str:
 def guards(draw: st.DrawFn) -> str:
     left, right, n, m = draw(expressions()), draw(expressions()), draw(_NUMBERS), draw(_NUMBERS)
     op, op2 = draw(st.sampled_from(["<", "<=", ">", ">=", "==", "!="])), draw(st.sampled_from(["<", "<="]))
-    forms = ["({l}) {op} {n}", "{n} {op} ({l})", "({l}) {op} ({r})", "{n} {op2} ({l}) {op2} {m}", "not (({l}) {op} {n})"]
-    forms += ["Eq({l}, {n})", "Ne(Mod({l}, {k}), 0)", "({l}) {op} {n} or ({r}) {op2} {m}", "({l}) {op} {n} and ({r}) {op2} {m}"]
+    forms = [
+        "({l}) {op} {n}",
+        "{n} {op} ({l})",
+        "({l}) {op} ({r})",
+        "{n} {op2} ({l}) {op2} {m}",
+        "not (({l}) {op} {n})",
+    ]
+    forms += [
+        "Eq({l}, {n})",
+        "Ne(Mod({l}, {k}), 0)",
+        "({l}) {op} {n} or ({r}) {op2} {m}",
+        "({l}) {op} {n} and ({r}) {op2} {m}",
+    ]
     return draw(st.sampled_from(forms)).format(l=left, r=right, n=n, m=m, op=op, op2=op2, k=n + 1)
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.lists(guards(), min_size=1, max_size=5), st.lists(st.tuples(st.integers(1, 12), st.integers(1, 700)), min_size=1, max_size=8))
+@given(
+    st.lists(guards(), min_size=1, max_size=5),
+    st.lists(st.tuples(st.integers(1, 12), st.integers(1, 700)), min_size=1, max_size=8),
+)
 def test_map_and_guards_agree_on_every_shape(texts: list[str], shapes: list[tuple[int, int]]) -> None:
     found = condition(*texts)
     bounds = found.bounds()
@@ -137,7 +174,22 @@ def test_map_and_guards_agree_on_every_shape(texts: list[str], shapes: list[tupl
 
 @pytest.mark.parametrize(
     "text",
-    ["7", "S", "B", "B*S", "64*S", "S*S", "3*B*S*S", "S + 1", "5*S + 3", "S // 4", "-(-S // 8)*8", "min(S, 100)", "max(S, 50)", "B*S + 7"],
+    [
+        "7",
+        "S",
+        "B",
+        "B*S",
+        "64*S",
+        "S*S",
+        "3*B*S*S",
+        "S + 1",
+        "5*S + 3",
+        "S // 4",
+        "-(-S // 8)*8",
+        "min(S, 100)",
+        "max(S, 50)",
+        "B*S + 7",
+    ],
 )
 def test_fit_finds_the_formula_and_predicts_elsewhere(text: str) -> None:
     seen = [(2, 33), (2, 50), (3, 50), (2, 131), (4, 77)]

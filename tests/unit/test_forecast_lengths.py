@@ -8,9 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from cftdiag.check.errors import EnvironmentUnfit, InputError
-from cftdiag.check.forecast.lengths import DataOptions, RankShapes, Shape, batches, collect, distinct_ranks, from_steps, read_data, shuffled
-from cftdiag.check.forecast.readers import LONGEST, read_lengths
+from cftdiag.errors import EnvironmentUnfit, InputError
+from cftdiag.forecast.data_files import LONGEST, read_lengths
+from cftdiag.forecast.lengths import (
+    DataOptions,
+    RankShapes,
+    Shape,
+    batches,
+    collect,
+    distinct_ranks,
+    from_steps,
+    read_data,
+    shuffled,
+)
 from trainer import packing
 
 
@@ -93,7 +103,9 @@ def test_saved_dataset(tmp_path: Path) -> None:
     parquet.write_table(pa.table({"len": [8, 0]}), tmp_path / "hub" / "data" / "train.parquet")
     with pytest.raises(InputError, match="row 2: length 0"):
         read_lengths(tmp_path / "hub")
-    (saved / "state.json").write_text('{"_data_files": [{"filename": "x"}], "_indices_files": [{"filename": "i"}]}')
+    (saved / "state.json").write_text(
+        '{"_data_files": [{"filename": "x"}], "_indices_files": [{"filename": "i"}]}'
+    )
     with pytest.raises(InputError, match="flatten_indices"):
         read_lengths(saved)
 
@@ -123,7 +135,11 @@ def test_padding_to_a_multiple_needs_a_mask_unless_the_collator_gives_none() -> 
     assert next(batches([13], options(pad_to_multiple_of=8))) == (1, 0, [(1, 16, "padded")])
     assert next(batches([16], options(pad_to_multiple_of=8))) == (1, 0, [(1, 16, "")])
     assert next(batches([13], options(pad_to_multiple_of=8, attention_mask=False))) == (1, 0, [(1, 16, "")])
-    assert next(batches([99], options(pad_to_multiple_of=8, max_positions=100))) == (1, 0, [(1, 100, "padded")])
+    assert next(batches([99], options(pad_to_multiple_of=8, max_positions=100))) == (
+        1,
+        0,
+        [(1, 100, "padded")],
+    )
 
 
 def test_token_budget_counts_padding() -> None:
@@ -145,16 +161,28 @@ def test_packing_and_order_are_the_trainers(world: int) -> None:
         for number, step in enumerate(packing.steps(samples, shape, batch_size=24, seed=7, epochs=2), 1)
         for m, rows in enumerate(step.rows)
     ]
-    own = options(packed=True, max_tokens_per_gpu=1024, pad_to_multiple_of=16, batch_size=24, shuffle_seed=7, world_size=world, epochs=2)
+    own = options(
+        packed=True,
+        max_tokens_per_gpu=1024,
+        pad_to_multiple_of=16,
+        batch_size=24,
+        shuffle_seed=7,
+        world_size=world,
+        epochs=2,
+    )
     found = [(step, m, tuple(length for _, length, _ in rows)) for step, m, rows in batches(lengths, own)]
     assert found == trained
     ranks, steps = from_steps(packing.steps(samples, shape, batch_size=24, seed=7, epochs=2), world)
     assert steps == trained[-1][0]
-    assert [[s.length for s in r.shapes] for r in ranks] == [[s.length for s in r.shapes] for r in collect(batches(lengths, own), world)[0]]
+    assert [[s.length for s in r.shapes] for r in ranks] == [
+        [s.length for s in r.shapes] for r in collect(batches(lengths, own), world)[0]
+    ]
 
 
 def test_packed_without_a_batch_size_takes_what_fits() -> None:
-    found = list(batches([600, 300, 500, 1000], options(packed=True, max_tokens_per_gpu=1000, pad_to_multiple_of=8)))
+    found = list(
+        batches([600, 300, 500, 1000], options(packed=True, max_tokens_per_gpu=1000, pad_to_multiple_of=8))
+    )
     assert found == [(1, 0, [(1, 904, "packed")]), (2, 0, [(1, 504, "packed")]), (3, 0, [(1, 1000, "")])]
 
 
@@ -168,7 +196,11 @@ def test_shuffling_is_the_trainers_in_four_bytes_a_sample() -> None:
 def test_distinct_shapes_keep_the_first_step_and_count_visits(tmp_path: Path) -> None:
     data = read_data(DataOptions(path=write(tmp_path / "d", ["8", "9", "8", "8", "10"]), epochs=2))
     assert data.steps == 10
-    assert data.ranks[0].shapes == (Shape(1, 8, "", 1, 0, 6), Shape(1, 9, "", 2, 0, 2), Shape(1, 10, "", 5, 0, 2))
+    assert data.ranks[0].shapes == (
+        Shape(1, 8, "", 1, 0, 6),
+        Shape(1, 9, "", 2, 0, 2),
+        Shape(1, 10, "", 5, 0, 2),
+    )
     again = RankShapes.from_list(0, json.loads(json.dumps(data.ranks[0].to_list())))
     assert again == data.ranks[0]
     assert data.to_dict()["ranks"] == [{"rank": 0, "shapes": 3, "forwards": 10}]
@@ -195,7 +227,13 @@ def test_over_long_samples_follow_the_policy(tmp_path: Path) -> None:
 
 
 def test_options_are_validated() -> None:
-    for wrong in ({"batch_size": 0}, {"world_size": True}, {"epochs": -1}, {"over_long": "cut"}, {"packed": True}):
+    for wrong in (
+        {"batch_size": 0},
+        {"world_size": True},
+        {"epochs": -1},
+        {"over_long": "cut"},
+        {"packed": True},
+    ):
         with pytest.raises(InputError):
             options(**wrong)
 
@@ -215,7 +253,7 @@ def test_ten_million_lengths_stay_in_bounded_memory(tmp_path: Path, run_python) 
     done = run_python(
         """
         import resource, sys
-        from cftdiag.check.forecast.lengths import DataOptions, read_data
+        from cftdiag.forecast.lengths import DataOptions, read_data
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         data = read_data(DataOptions(path=sys.argv[1], batch_size=64))
         assert data.samples == 10_000_000, data.samples

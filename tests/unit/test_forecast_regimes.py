@@ -1,4 +1,6 @@
-"""The regime map against direct evaluation of the guards; representatives, suggestions, the report over ranks, the figure."""
+"""The regime map against direct evaluation of the guards; representatives, suggestions, the report over
+ranks, the figure.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cftdiag.check.forecast.bounds import Condition
-from cftdiag.check.forecast.formulas import translate
-from cftdiag.check.forecast.lengths import Data, DataOptions, RankShapes, Shape, batches, collect
-from cftdiag.check.forecast.regimes import Kind, RegimeMap, Visit, build, collides, is_static
-from cftdiag.check.forecast.report import divergence, forecast_dict, warm_shapes
-from cftdiag.check.forecast.suggest import suggest
+from cftdiag.forecast.all_ranks import divergence, forecast_dict, warm_shapes
+from cftdiag.forecast.bounds import Condition
+from cftdiag.forecast.formulas import translate
+from cftdiag.forecast.lengths import Data, DataOptions, RankShapes, Shape, batches, collect
+from cftdiag.forecast.padding import suggest
+from cftdiag.forecast.regime_map import Kind, RegimeMap, Visit, build, collides, is_static
 from cftdiag.report.plots import regime_figure, save_plots
 
 SOURCES = {"L['x'].size()[0]": "B", "L['x'].size()[1]": "S"}
@@ -44,7 +46,8 @@ def mapped(entries: dict[str, list[str]], shapes: list[Shape]) -> RegimeMap:
         graph = next((name for name, guards in entries.items() if passes(guards, shape)), None)
         visits.append(Visit(shape=shape, kind=0, cell=(("block", graph),)))
     conditions = {
-        ("block", name, 0): Condition(tuple(atom for guard in guards for atom in translate(guard, SOURCES))) for name, guards in entries.items()
+        ("block", name, 0): Condition(tuple(atom for guard in guards for atom in translate(guard, SOURCES)))
+        for name, guards in entries.items()
     }
     return build(visits, conditions, KINDS, dict.fromkeys(entries, shapes[0]))
 
@@ -76,7 +79,9 @@ lengths = st.lists(st.tuples(st.integers(1, 8), st.integers(1, 600)), min_size=1
 
 @settings(max_examples=150, deadline=None)
 @given(graphs, lengths, lengths)
-def test_the_map_is_what_probing_says(found: list[list[str]], shapes: list[tuple[int, int]], others: list[tuple[int, int]]) -> None:
+def test_the_map_is_what_probing_says(
+    found: list[list[str]], shapes: list[tuple[int, int]], others: list[tuple[int, int]]
+) -> None:
     entries = {f"0/{i}": guards for i, guards in enumerate(found)}
     own = [Shape(b, s, "", i, 0, 1) for i, (b, s) in enumerate(shapes, 1)]
     regimes = mapped(entries, own)
@@ -89,7 +94,7 @@ def test_the_map_is_what_probing_says(found: list[list[str]], shapes: list[tuple
         regime = regimes.of(batch, length)
         assert (None if regime is None else dict(regime.cell)["block"]) == (holding[0] if holding else None)
         # the bounds as written say the same as the map
-        from cftdiag.check.forecast.bounds import holds
+        from cftdiag.forecast.bounds import holds
 
         assert [name for name, r in by_graph.items() if holds(r.bounds, batch, length)] == holding
     for regime in regimes.regimes:
@@ -99,7 +104,9 @@ def test_the_map_is_what_probing_says(found: list[list[str]], shapes: list[tuple
 
 
 def test_representatives_equal_no_other_dimension() -> None:
-    assert collides(("B", "S", "64"), 2, 64) and collides(("B", "S", "64"), 64, 7) and collides(("B", "S"), 9, 9)
+    assert (
+        collides(("B", "S", "64"), 2, 64) and collides(("B", "S", "64"), 64, 7) and collides(("B", "S"), 9, 9)
+    )
     assert not collides(("B", "S", "64", "64"), 2, 65) and not collides(("1", "B", "S"), 1, 65)
     assert collides(("S", "2*S", "128"), 2, 64)
     shapes = [Shape(2, 64, "", 1, 0, 9), Shape(2, 70, "", 2, 0, 1), Shape(2, 80, "", 3, 0, 5)]
@@ -113,7 +120,10 @@ def test_representatives_equal_no_other_dimension() -> None:
 
 
 def test_calls_of_several_kinds_make_joint_regimes_and_thresholds_are_bounds() -> None:
-    below, above = Kind(id=0, variant="", domain=Condition(("(S <= 40)",))), Kind(id=1, variant="", domain=Condition(("(S >= 41)",)))
+    below, above = (
+        Kind(id=0, variant="", domain=Condition(("(S <= 40)",))),
+        Kind(id=1, variant="", domain=Condition(("(S >= 41)",))),
+    )
     shapes = [Shape(2, 30, "", 1), Shape(2, 50, "", 2), Shape(2, 20, "", 3), Shape(2, 60, "padded", 4)]
     visits = [
         Visit(shape=shapes[0], kind=0, cell=(("full", "0/0"), ("sliding", "0/0"))),
@@ -121,7 +131,12 @@ def test_calls_of_several_kinds_make_joint_regimes_and_thresholds_are_bounds() -
         Visit(shape=shapes[2], kind=0, cell=(("full", "0/0"), ("sliding", "0/0"))),
         Visit(shape=shapes[3], kind=2, cell=(("full", None), ("sliding", None))),
     ]
-    conditions = {(call, graph, kind): Condition(("(S >= 2)",)) for call in ("full", "sliding") for graph in ("0/0", "0/1") for kind in (0, 1)}
+    conditions = {
+        (call, graph, kind): Condition(("(S >= 2)",))
+        for call in ("full", "sliding")
+        for graph in ("0/0", "0/1")
+        for kind in (0, 1)
+    }
     kinds = {0: below, 1: above, 2: Kind(id=2, variant="padded")}
     found = build(visits, conditions, kinds, {"0/0": shapes[0], "0/1": shapes[1]})
     assert [r.bounds for r in found.regimes] == [("2 <= S <= 40",), ("S >= 41",)]
@@ -133,15 +148,23 @@ def test_calls_of_several_kinds_make_joint_regimes_and_thresholds_are_bounds() -
 
 def test_a_map_that_probing_contradicts_says_so() -> None:
     shapes = [Shape(2, 30, "", 1), Shape(2, 50, "", 2)]
-    visits = [Visit(shape=s, kind=0, cell=(("block", g),)) for s, g in zip(shapes, ("0/0", "0/1"), strict=True)]
-    conditions = {("block", "0/0", 0): Condition((), ("IsOdd(L['x'].size()[1])",)), ("block", "0/1", 0): Condition()}
+    visits = [
+        Visit(shape=s, kind=0, cell=(("block", g),)) for s, g in zip(shapes, ("0/0", "0/1"), strict=True)
+    ]
+    conditions = {
+        ("block", "0/0", 0): Condition((), ("IsOdd(L['x'].size()[1])",)),
+        ("block", "0/1", 0): Condition(),
+    }
     found = build(visits, conditions, KINDS, {"0/0": shapes[0], "0/1": shapes[1]})
     assert not found.exact and found.wrong == 1
     assert found.regimes[0].to_dict()["opaque"] == ["IsOdd(L['x'].size()[1])"]
 
 
 def test_lookup_of_many_shapes_at_once() -> None:
-    found = mapped({"0/0": ["L['x'].size()[1] % 8 == 0"], "0/1": ["L['x'].size()[1] % 8 != 0"]}, [Shape(1, 8, "", 1), Shape(1, 9, "", 2)])
+    found = mapped(
+        {"0/0": ["L['x'].size()[1] % 8 == 0"], "0/1": ["L['x'].size()[1] % 8 != 0"]},
+        [Shape(1, 8, "", 1), Shape(1, 9, "", 2)],
+    )
     length = np.arange(1, 100_001)
     assert (found.lookup(np.ones_like(length), length, "") == (length % 8 != 0)).all()
     assert (found.lookup(np.ones_like(length), length, "padded") == -1).all()
@@ -192,17 +215,38 @@ def swept(compiles: list[tuple[int, float]]) -> dict[str, Any]:
         for i, (step, s) in enumerate(compiles)
     ]
     points = [["r1", 2, 30, 4], [None, 1, 40, 1]]
-    more = {"suggestions": [], "points": points, "counts": {}, "mistaken": [], "notes": ["swept"], "limit_hit": None, "stopped": None}
-    return {"compiles": rows, "recompiles": len(rows) - 1, "seconds": sum(s for _, s in compiles), **regimes, **more}
+    more = {
+        "suggestions": [],
+        "points": points,
+        "counts": {},
+        "mistaken": [],
+        "notes": ["swept"],
+        "limit_hit": None,
+        "stopped": None,
+    }
+    return {
+        "compiles": rows,
+        "recompiles": len(rows) - 1,
+        "seconds": sum(s for _, s in compiles),
+        **regimes,
+        **more,
+    }
 
 
 def data(world: int) -> Data:
     ranks, steps = collect(batches([8, 8, 9, 7, 7, 7], DataOptions(path="d", world_size=world)), world)
-    return Data(path="d", samples=6, tokens=46, longest=9, steps=steps, over_long=0, ranks=ranks, notes=("read",))
+    return Data(
+        path="d", samples=6, tokens=46, longest=9, steps=steps, over_long=0, ranks=ranks, notes=("read",)
+    )
 
 
 def test_forecast_over_ranks_tells_where_they_diverge() -> None:
-    found = forecast_dict(data(3), {0: swept([(1, 10.0), (5, 3.0)]), 2: swept([(1, 11.0), (7, 4.0), (7, 1.0)])}, causes={"0/1": "seq_len"}, note="n")
+    found = forecast_dict(
+        data(3),
+        {0: swept([(1, 10.0), (5, 3.0)]), 2: swept([(1, 11.0), (7, 4.0), (7, 1.0)])},
+        causes={"0/1": "seq_len"},
+        note="n",
+    )
     assert [r["ranks"] for r in found["ranks"]] == [[0, 1], [2]]
     assert found["divergence"] == {
         "count": 2,
@@ -238,15 +282,20 @@ def test_many_regimes_keep_the_legend_short() -> None:
     figure = regime_figure({"points": points, "regimes": regimes, "compiles": 40, "limit_hit": None})
     assert len(figure.legends[0].get_texts()) == 13
     own = [{**one, "id": f"r{i}", "bounds": ["B >= 2", f"S % {i} == 0"]} for i in (8, 16)]
-    figure = regime_figure({"points": [["r8", 2, 8, 1], ["r16", 2, 32, 1]], "regimes": own, "compiles": 2, "limit_hit": None})
-    assert [t.get_text().split(" - ")[0] for t in figure.legends[0].get_texts()][:2] == ["r8: S % 8 == 0", "r16: S % 16 == 0"]
+    figure = regime_figure(
+        {"points": [["r8", 2, 8, 1], ["r16", 2, 32, 1]], "regimes": own, "compiles": 2, "limit_hit": None}
+    )
+    assert [t.get_text().split(" - ")[0] for t in figure.legends[0].get_texts()][:2] == [
+        "r8: S % 8 == 0",
+        "r16: S % 16 == 0",
+    ]
 
 
 def test_nothing_here_imports_torch(run_python) -> None:  # type: ignore[no-untyped-def]
     run_python(
         """
         import sys
-        import cftdiag.check.forecast.regimes, cftdiag.check.forecast.suggest, cftdiag.check.forecast.report, cftdiag.report.plots
+        import cftdiag.forecast.regime_map, cftdiag.forecast.padding, cftdiag.forecast.all_ranks, cftdiag.report.plots
         assert "torch" not in sys.modules and "sympy" not in sys.modules
         """
     )

@@ -13,8 +13,8 @@ import pytest
 from cftdiag.events import Event
 from cftdiag.monitor import is_run, load_run, report
 from cftdiag.monitor.divergence import divergences, ranks_text
-from cftdiag.monitor.load import steps_of
-from cftdiag.report import run as run_view
+from cftdiag.monitor.run_files import steps_of
+from cftdiag.report import run_terminal as run_view
 
 
 def two_ranks(rank_1_diverges: bool = True) -> dict[int, list[Event]]:
@@ -22,7 +22,10 @@ def two_ranks(rank_1_diverges: bool = True) -> dict[int, list[Event]]:
     for rank in (0, 1):
         shape = [2, 640] if rank == 1 and rank_1_diverges else [2, 512]
         middle = (
-            [samples.event("recompile", step=5, rank=1), samples.compiled(step=5, rank=1, seconds=3.0, compile_id="0/1")]
+            [
+                samples.event("recompile", step=5, rank=1),
+                samples.compiled(step=5, rank=1, seconds=3.0, compile_id="0/1"),
+            ]
             if rank == 1 and rank_1_diverges
             else []
         )
@@ -50,7 +53,11 @@ def test_what_is_a_run(tmp_path: Path) -> None:
 
 
 def test_the_report_has_the_shape_that_is_promised(tmp_path: Path) -> None:
-    data = report(samples.write_run(tmp_path / "run", two_ranks(), {"command": ["torchrun", "t.py"], "exit_code": 0, "ended": 1010.0}))
+    data = report(
+        samples.write_run(
+            tmp_path / "run", two_ranks(), {"command": ["torchrun", "t.py"], "exit_code": 0, "ended": 1010.0}
+        )
+    )
     assert json.loads(json.dumps(data)) == data
     assert data["schema"] == "cftdiag.run/1"
     assert (data["verdict"], data["ranks"], data["steps"]) == ("viable_with_recompiles", 2, 6)
@@ -58,7 +65,12 @@ def test_the_report_has_the_shape_that_is_promised(tmp_path: Path) -> None:
     for key in ("compiles", "recompiles", "graph_breaks", "findings"):
         assert isinstance(data[key], list)
     (recompile,) = data["recompiles"]
-    assert (recompile["rank"], recompile["step"], recompile["block"], recompile["cause"]) == (1, 5, "layers.0", "seq_len")
+    assert (recompile["rank"], recompile["step"], recompile["block"], recompile["cause"]) == (
+        1,
+        5,
+        "layers.0",
+        "seq_len",
+    )
     assert recompile["seconds"] == 3.0
 
 
@@ -68,12 +80,21 @@ def test_a_rank_that_compiles_alone(tmp_path: Path) -> None:
     assert (alone.step, alone.ranks, alone.waiting, alone.seconds, alone.waited) == (5, (1,), (0,), 3.0, 3.0)
     assert alone.batches == {0: [(2, 512)], 1: [(2, 640)]}
     finding = next(f for f in run.findings if f.cause == "rank_divergent_recompile")
-    assert finding.evidence == ("step 5: rank 1 compiled layers.0 for 3.00 s while rank 0 waited; batch 2 x 640 against 2 x 512",)
-    assert (finding.kind, finding.severity, finding.steps, finding.lengths) == ("perf", "warning", (5,), (640,))
+    assert finding.evidence == (
+        "step 5: rank 1 compiled layers.0 for 3.00 s while rank 0 waited; batch 2 x 640 against 2 x 512",
+    )
+    assert (finding.kind, finding.severity, finding.steps, finding.lengths) == (
+        "perf",
+        "warning",
+        (5,),
+        (640,),
+    )
 
 
 def test_ranks_that_compile_together_do_not_diverge(tmp_path: Path) -> None:
-    by_rank = {rank: [samples.head(rank, 2), samples.event("recompile", step=5, rank=rank)] for rank in (0, 1)}
+    by_rank = {
+        rank: [samples.head(rank, 2), samples.event("recompile", step=5, rank=rank)] for rank in (0, 1)
+    }
     run = load_run(samples.write_run(tmp_path / "run", by_rank))
     assert divergences(run.events, run.steps, run.ranks) == []
     (finding,) = run.findings
@@ -88,7 +109,12 @@ def test_a_rank_waits_no_longer_than_its_step(tmp_path: Path) -> None:
 
 
 def test_a_killed_run_reports_fully(tmp_path: Path) -> None:
-    events = [samples.head(warmup_steps=3), samples.compiled(), samples.event("recompile", step=5), samples.steps(1, [0.1] * 4)]
+    events = [
+        samples.head(warmup_steps=3),
+        samples.compiled(),
+        samples.event("recompile", step=5),
+        samples.steps(1, [0.1] * 4),
+    ]
     path = samples.write_run(tmp_path / "run", {0: events})
     with open(path / "events" / "rank00000.jsonl", "a") as file:
         file.write('{"schema":"cftdiag.event/1","kind":"comp')
@@ -118,7 +144,13 @@ def test_a_restarted_rank_is_two_sessions(tmp_path: Path) -> None:
 
 def test_a_batch_of_steps_unfolds() -> None:
     first, second = steps_of(samples.steps(7, [1.0, 0.5], 2, [[[2, 8], [2, 16]], []], time=100.0))
-    assert (first.rank, first.step, first.seconds, first.time, first.shapes) == (2, 7, 1.0, 99.5, ((2, 8), (2, 16)))
+    assert (first.rank, first.step, first.seconds, first.time, first.shapes) == (
+        2,
+        7,
+        1.0,
+        99.5,
+        ((2, 8), (2, 16)),
+    )
     assert (second.step, second.time, second.shapes) == (8, 100.0, ())
 
 
@@ -163,7 +195,11 @@ def shown(data: dict[str, Any]) -> str:
 
 
 def test_the_terminal_view(tmp_path: Path) -> None:
-    text = shown(report(samples.write_run(tmp_path / "run", two_ranks(), {"exit_code": 0, "ended": 1010.0}), eager=0.75))
+    text = shown(
+        report(
+            samples.write_run(tmp_path / "run", two_ranks(), {"exit_code": 0, "ended": 1010.0}), eager=0.75
+        )
+    )
     for line in (
         "  torch 2.13.0",
         "  ended with exit code 0",

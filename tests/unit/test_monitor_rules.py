@@ -13,8 +13,8 @@ import pytest
 
 from cftdiag.monitor import Monitor
 from cftdiag.monitor.alarms import Rules
-from cftdiag.monitor.planned import Planned
-from cftdiag.monitor.steps import StepClock
+from cftdiag.monitor.plan_match import Planned
+from cftdiag.monitor.step_counter import StepClock
 from cftdiag.plan import FINGERPRINT, Plan, Regime
 
 
@@ -64,7 +64,9 @@ def test_recompiles_are_alarms_after_warm_up_only() -> None:
 
 def test_a_recompile_outside_the_plan_is_an_alarm_at_any_step() -> None:
     rules = Rules(warmup_steps=10)
-    assert [a.kind for a in rules.feed(samples.event("recompile", detail={"planned": False}))] == ["unplanned_recompile"]
+    assert [a.kind for a in rules.feed(samples.event("recompile", detail={"planned": False}))] == [
+        "unplanned_recompile"
+    ]
     assert rules.feed(samples.event("recompile", detail={"planned": True})) == []
 
 
@@ -92,7 +94,9 @@ def plan(tmp_path: Path, *bounds: str, **fingerprint: Any) -> Path:
     """A plan for the installed versions with one regime for each text of bounds."""
     versions = {name: metadata.version(name) for name in ("torch", "transformers")}
     regimes = [Regime(id=f"r{i}", bounds=(b,), representative=(2, 512, "")) for i, b in enumerate(bounds)]
-    Plan(fingerprint={**dict.fromkeys(FINGERPRINT), **versions, **fingerprint}, regimes=tuple(regimes)).write(tmp_path / "plan.json")
+    Plan(fingerprint={**dict.fromkeys(FINGERPRINT), **versions, **fingerprint}, regimes=tuple(regimes)).write(
+        tmp_path / "plan.json"
+    )
     return tmp_path / "plan.json"
 
 

@@ -34,7 +34,9 @@ def test_half_a_line_of_a_killed_writer_is_closed(tmp_path: Path) -> None:
     assert (tmp_path / "e.jsonl").read_text() == "one\nhal\ntwo\n"
 
 
-def test_a_full_disk_keeps_whole_lines_and_warns_once(tmp_path: Path, run_python: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+def test_a_full_disk_keeps_whole_lines_and_warns_once(
+    tmp_path: Path, run_python: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
     # A file size limit makes write() take what fits, as a full disk does.
     code = """
         import resource, signal, sys
@@ -112,7 +114,11 @@ def test_steps_wait_for_company_and_events_do_not(tmp_path: Path) -> None:
     journal.event(samples.compiled(step=5))
     head, _, batch, compile_ = read_events(journal.path)
     assert head.detail == {"session": {"rank": 0}}
-    assert (batch.kind, batch.step, batch.detail) == ("step", 4, {"first": 2, "seconds": [0.25] * 3, "shapes": [[[2, 8]]] * 3})
+    assert (batch.kind, batch.step, batch.detail) == (
+        "step",
+        4,
+        {"first": 2, "seconds": [0.25] * 3, "shapes": [[[2, 8]]] * 3},
+    )
     assert compile_.kind == "compile"
 
 
@@ -150,6 +156,10 @@ def test_a_state_is_overwritten_in_place(tmp_path: Path) -> None:
 
 
 def test_reading_needs_no_torch() -> None:
-    modules = "cftdiag.monitor.load, cftdiag.monitor.summary, cftdiag.monitor.view, cftdiag.report.run, cftdiag.report.watch, cftdiag.cli.run"
+    names = ("monitor.run_files", "monitor.run_report", "monitor.run_state", "report.run_terminal", "cli.run")
+    modules = ", ".join(f"cftdiag.{name}" for name in (*names, "report.watch_screen"))
     code = f"import sys, {modules}; print('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+        == "False\n"
+    )

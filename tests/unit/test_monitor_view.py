@@ -9,21 +9,41 @@ from typing import Any
 
 import monitor_samples as samples
 
+from cftdiag.monitor.follow import Tail
 from cftdiag.monitor.narrate import Narrator
-from cftdiag.monitor.tail import Tail
-from cftdiag.monitor.view import View
-from cftdiag.report import watch
+from cftdiag.monitor.run_state import View
+from cftdiag.report import watch_screen
 
 
 def state(path: Path, rank: int, **facts: Any) -> None:
     (path / "ranks").mkdir(exist_ok=True)
-    values = {"id": f"s{rank}", "rank": rank, "time": 1000.0, "step": 4, "compiling": None, "group_timeout": None, "ended": False, **facts}
+    values = {
+        "id": f"s{rank}",
+        "rank": rank,
+        "time": 1000.0,
+        "step": 4,
+        "compiling": None,
+        "group_timeout": None,
+        "ended": False,
+        **facts,
+    }
     (path / "ranks" / f"rank{rank:05d}.json").write_text(json.dumps(values))
 
 
 def running(tmp_path: Path) -> Path:
-    by_rank = {rank: [samples.head(rank, 3), samples.compiled(rank=rank), samples.steps(1, [4.0, 0.5, 0.5, 0.5], rank)] for rank in (0, 1, 2)}
-    by_rank[1].append(samples.event("recompile", step=5, rank=1, time=1005.0, detail={"cause": "seq_len", "batch": [2, 640]}))
+    by_rank = {
+        rank: [
+            samples.head(rank, 3),
+            samples.compiled(rank=rank),
+            samples.steps(1, [4.0, 0.5, 0.5, 0.5], rank),
+        ]
+        for rank in (0, 1, 2)
+    }
+    by_rank[1].append(
+        samples.event(
+            "recompile", step=5, rank=1, time=1005.0, detail={"cause": "seq_len", "batch": [2, 640]}
+        )
+    )
     path = samples.write_run(tmp_path / "run", by_rank)
     state(path, 0, group_timeout=600.0, time=1004.0)
     state(path, 1, time=1005.0, compiling={"id": "0/1", "since": 1005.0})
@@ -59,12 +79,17 @@ def test_the_screen(tmp_path: Path) -> None:
     view = View(path)
     view.refresh()
     out = io.StringIO()
-    watch.show(view, file=out, width=120, now=1035.0)
+    watch_screen.show(view, file=out, width=120, now=1035.0)
     lines = out.getvalue().splitlines()
     assert lines[0] == f"{path}  step 4, 2.00 steps/s, 3 ranks, nothing heard for 30 s"
     assert "     1  h        4     2.00           1        2.0  compiling 0/1 30 s" in lines
     assert "  ranks 0, 2 wait for rank 1, 30 s; the process group gives up in 570 s" in lines
-    assert any(line.startswith("  step 5, rank 1  recompile  layers.0  batch 2 x 640  seq_len; guard tensor 'x' size") for line in lines)
+    assert any(
+        line.startswith(
+            "  step 5, rank 1  recompile  layers.0  batch 2 x 640  seq_len; guard tensor 'x' size"
+        )
+        for line in lines
+    )
     assert "  1 x Block  layers.0  3 compiles, 1 recompile" in lines
 
 
@@ -87,7 +112,11 @@ def test_a_tail_reads_each_line_once_and_waits_for_its_end(tmp_path: Path) -> No
 
 def test_equal_events_of_several_ranks_are_one_line(tmp_path: Path, capsys: Any) -> None:
     by_rank = {
-        rank: [samples.head(rank, 2, warmup_steps=3), samples.event("recompile", step=5, rank=rank, detail={"cause": "seq_len"})] for rank in (0, 1)
+        rank: [
+            samples.head(rank, 2, warmup_steps=3),
+            samples.event("recompile", step=5, rank=rank, detail={"cause": "seq_len"}),
+        ]
+        for rank in (0, 1)
     }
     narrator = Narrator(samples.write_run(tmp_path / "run", by_rank))
     narrator.poll()
@@ -100,7 +129,10 @@ def test_equal_events_of_several_ranks_are_one_line(tmp_path: Path, capsys: Any)
 
 
 def test_an_event_waits_a_moment_for_the_other_ranks(tmp_path: Path, capsys: Any) -> None:
-    by_rank = {0: [samples.head(0, 2), samples.event("recompile", step=5, detail={"cause": "seq_len"})], 1: [samples.head(1, 2)]}
+    by_rank = {
+        0: [samples.head(0, 2), samples.event("recompile", step=5, detail={"cause": "seq_len"})],
+        1: [samples.head(1, 2)],
+    }
     narrator = Narrator(samples.write_run(tmp_path / "run", by_rank))
     narrator.poll()
     assert capsys.readouterr().err == ""

@@ -19,15 +19,32 @@ PRINT: dict[str, Any] = dict.fromkeys(FINGERPRINT, "x") | {
 }
 FORECAST = {
     "regimes": [
-        {"id": "r1", "bounds": ["B >= 2", "B*S < 1280"], "representative": {"batch_size": 2, "length": 520, "variant": ""}, "variants": [""]},
-        {"id": "r2", "bounds": ["2 <= S <= 1024"], "representative": {"batch_size": 1, "length": 777, "variant": "padded"}, "variants": ["padded"]},
+        {
+            "id": "r1",
+            "bounds": ["B >= 2", "B*S < 1280"],
+            "representative": {"batch_size": 2, "length": 520, "variant": ""},
+            "variants": [""],
+        },
+        {
+            "id": "r2",
+            "bounds": ["2 <= S <= 1024"],
+            "representative": {"batch_size": 1, "length": 777, "variant": "padded"},
+            "variants": ["padded"],
+        },
     ],
-    "warmed": {"steps": [{"step": 0, "regime": "r1", "cause": None}, {"step": 9, "regime": "r2", "cause": "seq_len", "length": 4}]},
+    "warmed": {
+        "steps": [
+            {"step": 0, "regime": "r1", "cause": None},
+            {"step": 9, "regime": "r2", "cause": "seq_len", "length": 4},
+        ]
+    },
 }
 
 
 def plan() -> Plan:
-    return make_plan(PRINT, FORECAST, [Setting(key="torch._inductor.config.x", value=True, unsafe=True, verified=True)])
+    return make_plan(
+        PRINT, FORECAST, [Setting(key="torch._inductor.config.x", value=True, unsafe=True, verified=True)]
+    )
 
 
 def test_round_trip(tmp_path: Path) -> None:
@@ -60,7 +77,11 @@ def test_a_plan_for_another_configuration_names_the_field(tmp_path: Path, field:
     other = PRINT | {field: {"dynamic": False}}
     with pytest.raises(ValueError, match=f"was made for {field} ") as caught:
         load_plan(path, other)
-    assert "\n" not in str(caught.value) and "cftdiag check --plan" in str(caught.value) and "plan.json" in str(caught.value)
+    assert (
+        "\n" not in str(caught.value)
+        and "cftdiag check --plan" in str(caught.value)
+        and "plan.json" in str(caught.value)
+    )
 
 
 def test_only_the_fields_given_are_compared_and_unknown_ones_refused() -> None:
@@ -87,10 +108,24 @@ def broken(**change: Any) -> dict[str, Any]:
         (broken(fingerprint={}), "fingerprint.torch is missing"),
         (broken(settings=[{"value": 1}]), r"settings\[0\].key"),
         (broken(settings={}), "settings is"),
-        (broken(regimes=[{"id": "r", "bounds": ["__import__('os')"], "representative": {"batch_size": 1, "length": 2}}]), r"regimes\[0\].bounds"),
+        (
+            broken(
+                regimes=[
+                    {
+                        "id": "r",
+                        "bounds": ["__import__('os')"],
+                        "representative": {"batch_size": 1, "length": 2},
+                    }
+                ]
+            ),
+            r"regimes\[0\].bounds",
+        ),
         (broken(regimes=[{"id": "r", "bounds": "S"}]), r"regimes\[0\].bounds"),
         (broken(regimes=[{"id": "r", "bounds": []}]), r"regimes\[0\].representative"),
-        (broken(regimes=[{"id": "r", "bounds": [], "representative": {"batch_size": 1, "length": -2}}]), r"regimes\[0\].representative.length is -2"),
+        (
+            broken(regimes=[{"id": "r", "bounds": [], "representative": {"batch_size": 1, "length": -2}}]),
+            r"regimes\[0\].representative.length is -2",
+        ),
         (broken(forecast=[3]), r"forecast\[0\]"),
     ],
 )
@@ -110,8 +145,16 @@ def test_files_that_cannot_be_read_or_written(tmp_path: Path) -> None:
 
 
 def test_the_config_hash_sees_what_changes_graphs_and_nothing_else() -> None:
-    config = {"hidden_size": 64, "layer_types": ["full"], "rope": {"theta": 1e4}, "_name_or_path": "/a", "transformers_version": "5.1"}
-    assert config_sha(config) == config_sha(config | {"_name_or_path": "/b", "transformers_version": "5.2", "_attn_implementation": "eager"})
+    config = {
+        "hidden_size": 64,
+        "layer_types": ["full"],
+        "rope": {"theta": 1e4},
+        "_name_or_path": "/a",
+        "transformers_version": "5.1",
+    }
+    assert config_sha(config) == config_sha(
+        config | {"_name_or_path": "/b", "transformers_version": "5.2", "_attn_implementation": "eager"}
+    )
     assert config_sha(config) == config_sha(dict(reversed(config.items())))
     assert config_sha(config) != config_sha(config | {"hidden_size": 65})
     assert config_sha(config) != config_sha(config | {"rope": {"theta": 2e4}})

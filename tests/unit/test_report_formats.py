@@ -73,7 +73,10 @@ def test_html_says_what_the_terminal_says() -> None:
 
 def test_a_forecast_is_on_every_page() -> None:
     page, text = html.render(forecasted()), markdown.render(forecasted())
-    for told in ("with every regime warmed before step 0: 0 compiles left in training", "pad to buckets of 384, 448: 1 graph, 19.3% more tokens"):
+    for told in (
+        "with every regime warmed before step 0: 0 compiles left in training",
+        "pad to buckets of 384, 448: 1 graph, 19.3% more tokens",
+    ):
         assert told in page and told in text
     assert "&lt;lens&gt;.txt: 60 samples" in page and "<lens>" not in page
     assert "<svg" in page and "batch size B (rows)" in page
@@ -120,7 +123,9 @@ def test_sarif_results_match_the_findings(make) -> None:
     assert run_["invocations"] == [{"executionSuccessful": data["verdict"] != "error"}]
 
 
-def test_sarif_paths_are_relative_inside_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sarif_paths_are_relative_inside_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     data = not_viable()
     data["findings"][0]["where"]["file"] = str(tmp_path / "src" / "model.py")
@@ -131,7 +136,8 @@ def test_sarif_paths_are_relative_inside_the_working_directory(tmp_path: Path, m
 
 
 @pytest.mark.parametrize(
-    ("make", "failures", "errors"), [(viable, 0, 0), (recompiles, 0, 0), (not_viable, 37, 0), (no_conclusion, 0, 1), (_hostile, 37, 0)]
+    ("make", "failures", "errors"),
+    [(viable, 0, 0), (recompiles, 0, 0), (not_viable, 37, 0), (no_conclusion, 0, 1), (_hostile, 37, 0)],
 )
 def test_junit_has_a_case_a_block_and_one_for_the_verdict(make, failures: int, errors: int) -> None:
     data = make()
@@ -150,7 +156,13 @@ def test_a_warning_fails_no_case() -> None:
 def test_the_verb_writes_every_form(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = tmp_path / "check.json"
     source.write_text(json.dumps(not_viable()))
-    forms = {"--html": "out.html", "--markdown": "out.md", "--sarif": "out.sarif", "--junit": "out.xml", "--json": "out.json"}
+    forms = {
+        "--html": "out.html",
+        "--markdown": "out.md",
+        "--sarif": "out.sarif",
+        "--junit": "out.xml",
+        "--json": "out.json",
+    }
     args = ["report", str(source)]
     for flag, name in forms.items():
         args += [flag, str(tmp_path / name)]
@@ -182,11 +194,24 @@ def test_a_hostile_bound_is_drawn_as_it_is() -> None:
     assert "r1: $x^$ &lt;script&gt;" in page and "<script>" not in page
 
 
-@pytest.mark.parametrize("broken", [{"steps": None}, {"points": ["r1"]}, {"regimes": [{"id": "r1"}]}, {"seconds": "long"}, {"suggestions": [{}]}])
-def test_a_malformed_forecast_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str], broken: dict) -> None:
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"steps": None},
+        {"points": ["r1"]},
+        {"regimes": [{"id": "r1"}]},
+        {"seconds": "long"},
+        {"suggestions": [{}]},
+    ],
+)
+def test_a_malformed_forecast_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], broken: dict
+) -> None:
     data = forecasted()
     data["forecast"] |= broken
     source = tmp_path / "check.json"
     source.write_text(json.dumps(data))
     assert run(["report", str(source)]) == 2
-    assert capsys.readouterr().err.endswith("'forecast' is malformed; write the file again with cftdiag check --json\n")
+    assert capsys.readouterr().err.endswith(
+        "'forecast' is malformed; write the file again with cftdiag check --json\n"
+    )

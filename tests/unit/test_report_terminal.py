@@ -11,8 +11,8 @@ import pytest
 from check_samples import no_conclusion, not_viable, recompiles, viable
 
 from cftdiag.cli.main import run
-from cftdiag.report import summary, terminal
-from cftdiag.report.live import progress
+from cftdiag.report import terminal, wording
+from cftdiag.report.status_line import progress
 
 
 def _shown(data: dict, **options: object) -> str:
@@ -67,7 +67,10 @@ Undetermined
 def test_findings_say_where_why_and_fix() -> None:
     text = _shown(not_viable(), width=95)
     assert FINDINGS in text
-    assert "  2 x Qwen3DecoderLayer   model.layers.0-1   4 graphs  fullgraph no  1 graph break  2 recompiles\n" in text
+    assert (
+        "  2 x Qwen3DecoderLayer   model.layers.0-1   4 graphs  fullgraph no  1 graph break  2 recompiles\n"
+        in text
+    )
     assert "  34 x Qwen3DecoderLayer  model.layers.2-35  2 graphs  fullgraph no  1 graph break\n" in text
     assert "... 4 more" in text
 
@@ -75,7 +78,10 @@ def test_findings_say_where_why_and_fix() -> None:
 @pytest.mark.parametrize(
     ("data", "line"),
     [
-        (viable(), "viable at depth joint (without Inductor's guards): 36 of 36 blocks fullgraph, 1 compile [15.2 s, peak 0.66 GB]"),
+        (
+            viable(),
+            "viable at depth joint (without Inductor's guards): 36 of 36 blocks fullgraph, 1 compile [15.2 s, peak 0.66 GB]",
+        ),
         (
             recompiles(),
             "viable with recompiles at depth joint (without Inductor's guards): 2 of 2 blocks fullgraph, 1 compile, 1 warning [15.2 s, peak 0.66 GB]",
@@ -84,7 +90,10 @@ def test_findings_say_where_why_and_fix() -> None:
             not_viable(),
             "not viable at depth joint (without Inductor's guards): 0 of 36 blocks fullgraph, 20 compiles, 1 error, 1 warning [15.2 s, peak 0.66 GB]",
         ),
-        (no_conclusion(), "no conclusion at depth joint (without Inductor's guards): 0 compiles [15.2 s, peak 0.66 GB]"),
+        (
+            no_conclusion(),
+            "no conclusion at depth joint (without Inductor's guards): 0 compiles [15.2 s, peak 0.66 GB]",
+        ),
         (
             {**viable(), "depth": "codegen", "target": "h200"},
             "viable at depth codegen for h200, predicted: 36 of 36 blocks fullgraph, 1 compile [15.2 s, peak 0.66 GB]",
@@ -163,7 +172,10 @@ class _Event:
     [
         (_Event(phase="start", mode="fullgraph"), "fullgraph pass"),
         (_Event(phase="build", mode="collect"), "collecting graph breaks: building the model"),
-        (_Event(phase="step", mode="fullgraph", step=2, of=4, length=640), "fullgraph pass: step 2 of 4, length 640"),
+        (
+            _Event(phase="step", mode="fullgraph", step=2, of=4, length=640),
+            "fullgraph pass: step 2 of 4, length 640",
+        ),
         (_Event(phase="prove", mode="pad to [8]"), "pad to [8]: proving a remedy"),
         (_Event(phase="done"), "done"),
     ],
@@ -198,7 +210,9 @@ def test_report_verb_renders_what_check_wrote(tmp_path: Path, capsys: pytest.Cap
         (json.dumps({**viable(), "findings": {}}), "findings"),
     ],
 )
-def test_another_file_is_refused_in_one_line(text: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_file_is_refused_in_one_line(
+    text: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "check.json"
     path.write_text(text)
     assert run(["report", str(path)]) == 2
@@ -219,11 +233,16 @@ def test_another_file_is_refused_in_one_line(text: str, says: str, tmp_path: Pat
     ],
 )
 def test_names_are_folded(names: list[str], folded: str) -> None:
-    assert summary.fold_names(names) == folded
+    assert wording.fold_names(names) == folded
 
 
-def test_paths_start_at_the_package_or_the_working_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_paths_start_at_the_package_or_the_working_directory(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.chdir(tmp_path)
-    assert summary.short_path("/v/lib/python3.11/site-packages/transformers/modeling.py") == "transformers/modeling.py"
-    assert summary.short_path(str(tmp_path / "a" / "b.py")) == "a/b.py"
-    assert summary.short_path("/elsewhere/b.py") == "/elsewhere/b.py"
+    assert (
+        wording.short_path("/v/lib/python3.11/site-packages/transformers/modeling.py")
+        == "transformers/modeling.py"
+    )
+    assert wording.short_path(str(tmp_path / "a" / "b.py")) == "a/b.py"
+    assert wording.short_path("/elsewhere/b.py") == "/elsewhere/b.py"

@@ -16,9 +16,19 @@ def configuration(registers=32, **more):
 
 
 def report(**more):
-    kernel = {"name": "triton_poi_0", "source": SOURCE, "compiled": {"configurations": [configuration(**more), configuration(registers=40)]}}
+    kernel = {
+        "name": "triton_poi_0",
+        "source": SOURCE,
+        "compiled": {"configurations": [configuration(**more), configuration(registers=40)]},
+    }
     code = f"async_compile.triton({SOURCE!r})\ndef call(args):\n    triton_poi_0.run(args)\n\ndef benchmark_compiled_module():\n    pass\n"
-    graph = {"code": code, "direction": "forward", "sizes": {"s0": 2, "s1": 520}, "kernels": [kernel], "externs": [{"op": "aten.mm"}]}
+    graph = {
+        "code": code,
+        "direction": "forward",
+        "sizes": {"s0": 2, "s1": 520},
+        "kernels": [kernel],
+        "externs": [{"op": "aten.mm"}],
+    }
     return {"blocks": [{"kind": "Layer", "graphs": [graph]}]}
 
 
@@ -38,7 +48,9 @@ def test_a_report_agrees_with_itself():
 
 def test_a_winner_outside_the_configurations_is_told_and_is_no_failure():
     rows = of_reports(report(), report())
-    assert not differing(rows) and differing(rows, binding=False) == {"autotuning picked one of the predicted configurations"}
+    assert not differing(rows) and differing(rows, binding=False) == {
+        "autotuning picked one of the predicted configurations"
+    }
 
 
 def _name(graph):

@@ -8,7 +8,9 @@ from cftdiag.target import DEVICES, TARGETS, TargetUnavailable, device
 
 
 def test_importing_the_targets_imports_no_torch(run_python):
-    run_python("import sys, cftdiag.target, cftdiag.target.render, cftdiag.target.roofline, cftdiag.cli.kernels\nassert 'torch' not in sys.modules")
+    run_python(
+        "import sys, cftdiag.target, cftdiag.kernels.render, cftdiag.target.roofline, cftdiag.cli.kernels\nassert 'torch' not in sys.modules"
+    )
 
 
 def test_targets_are_the_documented_ones():
@@ -28,7 +30,13 @@ def test_targets_are_the_documented_ones():
 )
 def test_figures_are_the_vendors(name, arch, sms, gbps, fp32, bf16, shared):
     d = DEVICES[name]
-    assert (d.arch, d.multi_processor_count, d.dram_gbps, d.fp32_tflops, d.bf16_tflops) == (arch, sms, gbps, fp32, bf16)
+    assert (d.arch, d.multi_processor_count, d.dram_gbps, d.fp32_tflops, d.bf16_tflops) == (
+        arch,
+        sms,
+        gbps,
+        fp32,
+        bf16,
+    )
     assert d.shared_memory_per_block_optin == shared
     assert d.shared_memory_per_multiprocessor == shared + 1024  # 1 KB a block is the system's
 
@@ -36,7 +44,9 @@ def test_figures_are_the_vendors(name, arch, sms, gbps, fp32, bf16, shared):
 def test_fp32_peak_follows_from_the_clock():
     for d in DEVICES.values():
         lanes = 64 if d.major == 8 else 128
-        assert d.multi_processor_count * lanes * 2 * d.clock_rate * 1e3 / 1e12 == pytest.approx(d.fp32_tflops, rel=0.01)
+        assert d.multi_processor_count * lanes * 2 * d.clock_rate * 1e3 / 1e12 == pytest.approx(
+            d.fp32_tflops, rel=0.01
+        )
 
 
 def test_a_device_answers_to_the_names_of_torch():
@@ -52,4 +62,7 @@ def test_an_unknown_target_names_the_known_ones():
 def test_an_unavailable_target_names_the_depth_that_is_left():
     error = TargetUnavailable("h200", "no compiler")
     assert error.left == "joint"
-    assert str(error) == "cannot lower for h200 here: no compiler; depth joint is still available (leave out --target)"
+    assert (
+        str(error)
+        == "cannot lower for h200 here: no compiler; depth joint is still available (leave out --target)"
+    )

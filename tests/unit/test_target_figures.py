@@ -35,7 +35,16 @@ def test_registers_spills_widths_and_double_precision_are_read():
 
 
 @pytest.mark.parametrize(
-    ("suffix", "width"), [(".E.128", 128), (".E.EF.64", 64), (".E", 32), ("", 32), (".E.U16", 16), (".E.U8.CONSTANT", 8), (".E.ENL2.256", 256)]
+    ("suffix", "width"),
+    [
+        (".E.128", 128),
+        (".E.EF.64", 64),
+        (".E", 32),
+        ("", 32),
+        (".E.U16", 16),
+        (".E.U8.CONSTANT", 8),
+        (".E.ENL2.256", 256),
+    ],
 )
 def test_width_of_an_access(suffix, width):
     assert bits(suffix) == width
@@ -55,7 +64,10 @@ def test_memory_bound_kernel():
 
 def test_compute_bound_product_uses_the_tensor_cores():
     flops = 2 * 8192**3
-    assert bound(DEVICES["h200"], flops=flops, bytes_moved=3 * 2 * 8192**2, tensor_cores=True).limited_by == "compute"
+    assert (
+        bound(DEVICES["h200"], flops=flops, bytes_moved=3 * 2 * 8192**2, tensor_cores=True).limited_by
+        == "compute"
+    )
     fast = bound(DEVICES["h200"], flops=flops, bytes_moved=1, tensor_cores=True).microseconds
     assert fast == pytest.approx(flops / 989.5e12 * 1e6)
 

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 import pytest
 
 from cftdiag.findings import Where
-from cftdiag.target import render
-from cftdiag.target.code_findings import code_findings
-from cftdiag.target.job import _error
+from cftdiag.kernels import render
+from cftdiag.kernels.code_findings import code_findings
+from cftdiag.kernels.job import _error
+from cftdiag.kernels.regime_changes import body, changes
 from cftdiag.target.records import Extern, Kernel, Lowered, Split
-from cftdiag.target.regimes import body, changes
 from cftdiag.target.sass import Usage
 
 LINE = Where(file="/models/qwen.py", line=64, function="forward", code="return self.weight * x")
@@ -34,9 +34,18 @@ def graph(*kernels, backward=False, compile_id="0/0", sizes=None, splits=(), ite
 
 def compiled(*, registers=32, stack=0, spills=0, width=128, fp64=0, unaligned=(), fp64_arguments=()):
     usage = Usage(
-        registers=registers, stack=stack, static_shared=0, spill_stores=spills, spill_loads=spills, loads={width: 1}, stores={width: 1}, fp64=fp64
+        registers=registers,
+        stack=stack,
+        static_shared=0,
+        spill_stores=spills,
+        spill_loads=spills,
+        loads={width: 1},
+        stores={width: 1},
+        fp64=fp64,
     )
-    return SimpleNamespace(configurations=[SimpleNamespace(usage=usage)], unaligned=unaligned, fp64_arguments=fp64_arguments)
+    return SimpleNamespace(
+        configurations=[SimpleNamespace(usage=usage)], unaligned=unaligned, fp64_arguments=fp64_arguments
+    )
 
 
 def causes(needs, **more):
@@ -67,7 +76,10 @@ def test_narrow_accesses_of_a_tiny_kernel_do_not_matter():
 def test_findings_are_info_name_the_line_and_merge():
     a, b = kernel("triton_poi_0"), kernel("triton_poi_1", text="x * 2")
     needs = compiled(fp64=2, fp64_arguments=("in_ptr1",))
-    (found,) = code_findings([(("layers.0",), graph(a)), (("layers.1",), graph(b, backward=True))], {a.source: needs, b.source: needs})
+    (found,) = code_findings(
+        [(("layers.0",), graph(a)), (("layers.1",), graph(b, backward=True))],
+        {a.source: needs, b.source: needs},
+    )
     assert (found.kind, found.severity, found.count, found.where) == ("perf", "info", 2, LINE)
     assert found.blocks == ("layers.0", "layers.1")
     assert "triton_poi_0 (forward)" in found.evidence[0] and "in_ptr1" in found.evidence[0]
@@ -85,10 +97,21 @@ def test_bodies_are_compared_without_their_names():
 
 
 def test_changes_between_two_regimes():
-    before = graph(kernel("a"), kernel("b", text="x * 2", aten=("aten.mul",)), kernel("c", text="gone", aten=("aten.sub",)))
-    after = graph(kernel("z"), kernel("y", text="x * 3", aten=("aten.mul",)), compile_id="0/1", sizes={"s0": 1024})
+    before = graph(
+        kernel("a"),
+        kernel("b", text="x * 2", aten=("aten.mul",)),
+        kernel("c", text="gone", aten=("aten.sub",)),
+    )
+    after = graph(
+        kernel("z"), kernel("y", text="x * 3", aten=("aten.mul",)), compile_id="0/1", sizes={"s0": 1024}
+    )
     found = changes(before, after)
-    assert (found["same"], found["changed"], found["only_before"], found["only_after"]) == (1, [{"before": "b", "after": "y"}], ["c"], [])
+    assert (found["same"], found["changed"], found["only_before"], found["only_after"]) == (
+        1,
+        [{"before": "b", "after": "y"}],
+        ["c"],
+        [],
+    )
     assert found["to"] == {"compile_id": "0/1", "sizes": {"s0": 1024}}
 
 
@@ -120,7 +143,20 @@ def test_the_table_says_what_a_kernel_moves_and_needs():
     text = out.getvalue()
     assert "2 x Block  layers.0 .. layers.1" in text
     row = next(line for line in text.splitlines() if line.strip().startswith("triton_poi_fused_add_0  "))
-    assert row.split() == ["triton_poi_fused_add_0", "2", "4.00", "2.0", "0.50", "0.8", "memory", "24-168", "0", "0-1024", "128", "2"]
+    assert row.split() == [
+        "triton_poi_fused_add_0",
+        "2",
+        "4.00",
+        "2.0",
+        "0.50",
+        "0.8",
+        "memory",
+        "24-168",
+        "0",
+        "0-1024",
+        "128",
+        "2",
+    ]
     assert "forward 0/0  s0=512, 2 MB of buffers at the peak" in text
 
 

@@ -16,13 +16,29 @@ V1130 13:02:56.687000 14936 torch/_dynamo/guards.py:5396] [0/1] [__guards] Guard
 def test_a_log_is_read_by_step_and_compile():
     log = parse(LOG)
     assert list(log.recompiles) == ["0 100", "1 300"]
-    assert log.recompiles["1 300"] == ["Recompiling function forward", "    - 0/0: 2 <= L['x'].size()[1] <= 256"]
+    assert log.recompiles["1 300"] == [
+        "Recompiling function forward",
+        "    - 0/0: 2 <= L['x'].size()[1] <= 256",
+    ]
     assert {k: len(v) for k, v in log.guards.items()} == {"[0/0]": 2, "[0/1]": 1}
 
 
 def test_addresses_and_timings_are_no_difference():
-    assert differences(parse(LOG), parse(LOG.replace("140234567890123", "139999999999999").replace("11.2", "99.9").replace("14936", "7"))) == []
-    named = LOG + "V1130 13:02:55.687000 14936 torch/_dynamo/guards.py:5396] [0/0] [__guards] | +- LAMBDA_GUARD: G['_140079421034064_c1'].Tensor\n"
+    assert (
+        differences(
+            parse(LOG),
+            parse(
+                LOG.replace("140234567890123", "139999999999999")
+                .replace("11.2", "99.9")
+                .replace("14936", "7")
+            ),
+        )
+        == []
+    )
+    named = (
+        LOG
+        + "V1130 13:02:55.687000 14936 torch/_dynamo/guards.py:5396] [0/0] [__guards] | +- LAMBDA_GUARD: G['_140079421034064_c1'].Tensor\n"
+    )
     assert differences(parse(named), parse(named.replace("140079421034064", "140147028610560"))) == []
     assert differences(parse(named), parse(named.replace("_c1", "_c2"))) != []
 
@@ -30,8 +46,12 @@ def test_addresses_and_timings_are_no_difference():
 def test_a_bound_a_step_and_a_compile_are():
     real = parse(LOG)
     assert any("257" in line for line in differences(real, parse(LOG.replace("<= 256", "<= 257"))))
-    assert any(line.startswith("steps") for line in differences(real, parse(LOG.replace("STEP 1 300", "STEP 1 301"))))
-    assert any(line.startswith("compiles") for line in differences(real, parse(LOG.replace("[0/1]", "[0/2]"))))
+    assert any(
+        line.startswith("steps") for line in differences(real, parse(LOG.replace("STEP 1 300", "STEP 1 301")))
+    )
+    assert any(
+        line.startswith("compiles") for line in differences(real, parse(LOG.replace("[0/1]", "[0/2]")))
+    )
     later = LOG.replace("STEP 1 300\n", "").replace("noise of a library\n", "") + "STEP 1 300\n"
     assert any(line.startswith("recompiles of step") for line in differences(real, parse(later)))
 

@@ -15,19 +15,39 @@ from trainer.cli import main
 @pytest.mark.parametrize(
     ("attn", "message"),
     [
-        ("flex_attention", "attention flex_attention has no backward on a CPU in torch; give --attn sdpa, or train on CUDA"),
+        (
+            "flex_attention",
+            "attention flex_attention has no backward on a CPU in torch; give --attn sdpa, or train on CUDA",
+        ),
         ("varlen", "attention varlen has CUDA kernels only; give --attn sdpa, or train on CUDA"),
-        ("flash_attention_2", "attention flash_attention_2 has CUDA kernels only; give --attn sdpa, or train on CUDA"),
+        (
+            "flash_attention_2",
+            "attention flash_attention_2 has CUDA kernels only; give --attn sdpa, or train on CUDA",
+        ),
     ],
 )
-def test_on_a_cpu_the_reason_is_one_line_and_nothing_is_built(tmp_path: Path, capsys: pytest.CaptureFixture[str], attn: str, message: str) -> None:
+def test_on_a_cpu_the_reason_is_one_line_and_nothing_is_built(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], attn: str, message: str
+) -> None:
     demo.config(num_hidden_layers=1).save_pretrained(tmp_path)
-    arguments = ["--model-name-or-path", str(tmp_path), "--random-init", "--data-path", "none", "--device", "cpu", "--attn", attn]
+    arguments = [
+        "--model-name-or-path",
+        str(tmp_path),
+        "--random-init",
+        "--data-path",
+        "none",
+        "--device",
+        "cpu",
+        "--attn",
+        attn,
+    ]
     with pytest.raises(SystemExit) as ended:
         main([*arguments, "--output-dir", str(tmp_path / "out")])
     assert ended.value.code == 2
     assert capsys.readouterr().err == f"error: {message}\n"
-    assert not list((tmp_path / "out").rglob("*")), "the directory is tried first, and nothing is written into it"
+    assert not list((tmp_path / "out").rglob("*")), (
+        "the directory is tried first, and nothing is written into it"
+    )
 
 
 def test_a_flash_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

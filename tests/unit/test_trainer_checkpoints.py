@@ -15,13 +15,24 @@ from trainer.config import TrainConfig
 from trainer.metrics import Metrics
 
 
-def write(directory: Path, step: int, *, keep: int = 9, kinds: tuple[str, ...] = ("step",), best: Best | None = None) -> Path:
+def write(
+    directory: Path, step: int, *, keep: int = 9, kinds: tuple[str, ...] = ("step",), best: Best | None = None
+) -> Path:
     """A whole checkpoint with one data file."""
     partial = directory / f"step-{step:08d}.partial"
     (partial / "hf").mkdir(parents=True)
     (partial / "hf" / "config.json").write_text("{}")
     (partial / "__0_0.distcp").write_bytes(b"x" * step)
-    state = State(step=step, tokens=step * 10, world=2, ranks={"a.b": 3}, data="d", kinds=kinds, best=best, config={"seed": 1})
+    state = State(
+        step=step,
+        tokens=step * 10,
+        world=2,
+        ranks={"a.b": 3},
+        data="d",
+        kinds=kinds,
+        best=best,
+        config={"seed": 1},
+    )
     return commit(partial, state, keep=keep)
 
 
@@ -50,7 +61,9 @@ def test_the_newest_stay_and_those_of_epochs_and_the_best(tmp_path: Path) -> Non
         write(tmp_path, step, keep=2, kinds=("epoch",) if step % 4 == 0 else ("step",), best=best)
     assert names(tmp_path) == ["best", "last", *(f"step-{step:08d}" for step in (3, 4, 7, 8))]
     write(tmp_path, 9, keep=2, best=Best(step=9, loss=0.05))
-    assert names(tmp_path) == ["best", "last", *(f"step-{step:08d}" for step in (4, 8, 9))], "what was the best is no longer"
+    assert names(tmp_path) == ["best", "last", *(f"step-{step:08d}" for step in (4, 8, 9))], (
+        "what was the best is no longer"
+    )
 
 
 def test_the_newest_whole_one_is_found(tmp_path: Path) -> None:
@@ -73,7 +86,10 @@ def test_the_newest_whole_one_is_found(tmp_path: Path) -> None:
         (lambda p: (p / "state.json").unlink() or p, "is not a checkpoint of this trainer"),
         (lambda p: (p / "state.json").write_text("{") and p, "is not a checkpoint of this trainer"),
         (lambda p: (p / "state.json").write_text('"text"') and p, "is not a checkpoint of this trainer"),
-        (lambda p: (p / "__0_0.distcp").unlink() or p, "is damaged: __0_0.distcp should have 4 bytes, it is missing"),
+        (
+            lambda p: (p / "__0_0.distcp").unlink() or p,
+            "is damaged: __0_0.distcp should have 4 bytes, it is missing",
+        ),
     ],
 )
 def test_what_is_no_whole_checkpoint_is_refused(tmp_path: Path, break_it: Any, message: str) -> None:
@@ -136,6 +152,8 @@ def test_a_fresh_start_keeps_the_metrics_of_the_run_before(tmp_path: Path) -> No
     for number in (1, 2, 3):
         with Metrics(path, total=1, enabled=True):
             path.write_text(f"{number}\n")
-    assert [(tmp_path / name).read_text() for name in ("metrics.jsonl.1", "metrics.jsonl.2", "metrics.jsonl")] == ["1\n", "2\n", "3\n"]
+    assert [
+        (tmp_path / name).read_text() for name in ("metrics.jsonl.1", "metrics.jsonl.2", "metrics.jsonl")
+    ] == ["1\n", "2\n", "3\n"]
     with Metrics(path, total=1, enabled=True, append=True):
         assert path.read_text() == "3\n"

@@ -14,7 +14,9 @@ from trainer.config import TrainConfig
 def test_flags_win_over_the_file(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.write_text("model-name-or-path: m\nlearning_rate: 1.0e-4\nosft: true\nlength-buckets: [64, 4096]\n")
-    config = parse(["--config", str(path), "--learning-rate", "2e-4", "--osft-target-patterns", "q_proj,k_proj"])[0]
+    config = parse(
+        ["--config", str(path), "--learning-rate", "2e-4", "--osft-target-patterns", "q_proj,k_proj"]
+    )[0]
     assert (config.model_name_or_path, config.learning_rate, config.method) == ("m", 2e-4, "osft")
     assert config.length_buckets == (64, 4096) and config.osft_target_patterns == ("q_proj", "k_proj")
 
@@ -84,17 +86,28 @@ def test_round_trip() -> None:
         (["--length-buckets", "a,b"], "'a,b' is not a list of integers"),
         (["--demo", "--output-dir", "/dev/null/x"], "cannot write into /dev/null/x (Not a directory)"),
         (["--model-name-or-path", "./nowhere", "--output-dir", "{tmp}"], "no model directory ./nowhere"),
-        (["--demo", "--max-steps", "2", "--profile-steps", "5-6", "--output-dir", "{tmp}"], "profile-steps begins at step 5, this run ends at 2"),
+        (
+            ["--demo", "--max-steps", "2", "--profile-steps", "5-6", "--output-dir", "{tmp}"],
+            "profile-steps begins at step 5, this run ends at 2",
+        ),
         (["--output-dir", "{tmp}"], "no model: give --model-name-or-path"),
         (["--model-name-or-path", "{tmp}", "--output-dir", "{tmp}"], "cannot open model"),
         (["--demo", "--device", "cuda", "--output-dir", "{tmp}"], "no CUDA device"),
         (["--demo", "--attn", "flash_attention_9", "--output-dir", "{tmp}"], "does not support attention"),
-        (["--demo", "--compile-model", "--compile-backend", "nope", "--output-dir", "{tmp}"], "unknown compile backend 'nope'"),
-        (["--demo", "--osft", "--osft-target-patterns", "nope", "--output-dir", "{tmp}"], "no Linear of 'qwen3' matches nope"),
+        (
+            ["--demo", "--compile-model", "--compile-backend", "nope", "--output-dir", "{tmp}"],
+            "unknown compile backend 'nope'",
+        ),
+        (
+            ["--demo", "--osft", "--osft-target-patterns", "nope", "--output-dir", "{tmp}"],
+            "no Linear of 'qwen3' matches nope",
+        ),
         (["--demo", "--replicas", "2", "--output-dir", "{tmp}"], "1 ranks cannot hold 2 replicas"),
     ],
 )
-def test_a_users_mistake_is_one_line_and_exit_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
+def test_a_users_mistake_is_one_line_and_exit_code_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
     if "cuda" in arguments:
         import torch
 
@@ -107,7 +120,9 @@ def test_a_users_mistake_is_one_line_and_exit_code_2(tmp_path: Path, capsys: pyt
     assert lines[-1].startswith("error: ") and message in lines[-1]
 
 
-def test_ctrl_c_is_one_line_and_exit_code_130(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_is_one_line_and_exit_code_130(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def interrupt(config: TrainConfig) -> None:
         raise KeyboardInterrupt
 

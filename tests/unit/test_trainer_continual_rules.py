@@ -1,4 +1,6 @@
-"""The forgetting table: equal learning is compared at equal loss, spread is over seeds; the tasks are what they say."""
+"""The forgetting table: equal learning is compared at equal loss, spread is over seeds; the tasks are what
+they say.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,13 @@ def test_methods_are_compared_where_all_have_learned_the_second_task_equally() -
 def test_spread_is_over_seeds() -> None:
     ends = {0: 1.0, 1: 3.0}
     outcomes = [
-        Outcome(method="full", seed=seed, before=CURVE[0], after_a=CURVE[0], during_b=[_point(0, 0.0, 2.0), _point(9, a, 1.0)])
+        Outcome(
+            method="full",
+            seed=seed,
+            before=CURVE[0],
+            after_a=CURVE[0],
+            during_b=[_point(0, 0.0, 2.0), _point(9, a, 1.0)],
+        )
         for seed, a in ends.items()
     ]
     [row] = rows_of(outcomes)
@@ -52,8 +60,13 @@ def test_spread_is_over_seeds() -> None:
 def test_the_two_tasks_contradict_each_other_and_the_files_hold_their_answers(tmp_path: Path) -> None:
     red, blue = patterns.permutation(0), patterns.permutation(1)
     assert sorted(red(patterns.LETTERS)) == sorted(blue(patterns.LETTERS)) == list(patterns.LETTERS)
-    assert sum(a == b for a, b in zip(red(patterns.LETTERS), blue(patterns.LETTERS), strict=True)) < len(patterns.LETTERS) // 2
-    path = patterns.write(tmp_path / "t.jsonl", {"copy": patterns.BASE["copy"], "next": patterns.BASE["next"]}, count=20, seed=0)
+    assert (
+        sum(a == b for a, b in zip(red(patterns.LETTERS), blue(patterns.LETTERS), strict=True))
+        < len(patterns.LETTERS) // 2
+    )
+    path = patterns.write(
+        tmp_path / "t.jsonl", {"copy": patterns.BASE["copy"], "next": patterns.BASE["next"]}, count=20, seed=0
+    )
     for i, line in enumerate(path.read_text().splitlines()):
         question, answer = (turn["content"] for turn in json.loads(line)["messages"])
         word, text = question.split(" ")

@@ -15,11 +15,17 @@ from trainer.loss import chunked_loss, cross_entropy_sum, head_of, verify_head
 IGNORE = -100
 
 
-def _case(tokens: int = 24, hidden: int = 8, vocabulary: int = 50) -> tuple[torch.Tensor, torch.Tensor, nn.Linear]:
+def _case(
+    tokens: int = 24, hidden: int = 8, vocabulary: int = 50
+) -> tuple[torch.Tensor, torch.Tensor, nn.Linear]:
     torch.manual_seed(0)
     labels = torch.randint(0, vocabulary, (1, tokens))
     labels[:, ::3] = IGNORE
-    return torch.randn(1, tokens, hidden, dtype=torch.float64, requires_grad=True), labels, nn.Linear(hidden, vocabulary, dtype=torch.float64)
+    return (
+        torch.randn(1, tokens, hidden, dtype=torch.float64, requires_grad=True),
+        labels,
+        nn.Linear(hidden, vocabulary, dtype=torch.float64),
+    )
 
 
 @pytest.mark.parametrize("chunks", [1, 3, 8, 24])
@@ -47,7 +53,10 @@ class _Largest(TorchDispatchMode):
 def test_never_more_than_one_chunk_of_logits() -> None:
     hidden, labels, head = _case(tokens=64, vocabulary=500)
     saved = []
-    with _Largest() as largest, torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.numel()) or t, lambda t: t):
+    with (
+        _Largest() as largest,
+        torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.numel()) or t, lambda t: t),
+    ):
         loss = chunked_loss(hidden, labels, head, cross_entropy_sum, 8)
         assert max(saved) < 8 * 500  # nothing of a chunk's logits is kept for backward
         loss.backward()
@@ -58,7 +67,9 @@ def test_the_upcast_is_inside() -> None:
     logits = torch.randn(1, 4, 10).bfloat16()
     labels = torch.tensor([[1, 2, IGNORE, 3]])
     assert cross_entropy_sum(logits, labels).dtype == torch.float32
-    assert torch.equal(cross_entropy_sum(logits, labels), F.cross_entropy(logits[0].float(), labels[0], reduction="sum"))
+    assert torch.equal(
+        cross_entropy_sum(logits, labels), F.cross_entropy(logits[0].float(), labels[0], reduction="sum")
+    )
 
 
 def test_all_labels_masked_is_zero_with_zero_gradients() -> None:
@@ -71,7 +82,15 @@ def test_all_labels_masked_is_zero_with_zero_gradients() -> None:
 def _tiny(model_type: str, **overrides: Any) -> nn.Module:
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    shape = dict(hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2, head_dim=8, vocab_size=48)
+    shape = dict(
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=8,
+        vocab_size=48,
+    )
     return AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **{**shape, **overrides})).eval()
 
 
@@ -90,7 +109,9 @@ def test_logits_are_the_models_own(model_type: str, overrides: dict[str, Any]) -
     verify_head(model)
     ids = torch.randint(0, 48, (1, 7))
     with torch.no_grad():
-        assert torch.allclose(head_of(model)(model.base_model(ids).last_hidden_state), model(ids).logits, atol=1e-6)
+        assert torch.allclose(
+            head_of(model)(model.base_model(ids).last_hidden_state), model(ids).logits, atol=1e-6
+        )
 
 
 def test_a_model_that_does_more_to_its_logits_is_refused() -> None:
@@ -111,7 +132,14 @@ def test_the_routers_loss_survives_the_division_by_tokens() -> None:
     from trainer.compile import Compiler
     from trainer.forward import install_loss_forward
 
-    model = _tiny("mixtral", num_local_experts=4, num_experts_per_tok=2, output_router_logits=True, router_aux_loss_coef=0.5, pad_token_id=0)
+    model = _tiny(
+        "mixtral",
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        output_router_logits=True,
+        router_aux_loss_coef=0.5,
+        pad_token_id=0,
+    )
     ids = torch.randint(0, 48, (1, 12))
     labels = torch.cat([ids[:, 1:], torch.tensor([[IGNORE]])], dim=1)
     with torch.no_grad():

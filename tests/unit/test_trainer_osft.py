@@ -19,7 +19,9 @@ from trainer.targets import find_targets
 F64 = torch.float64
 
 
-def _layer(rows: int = 12, columns: int = 20, high: int = 7, seed: int = 0) -> tuple[OSFTLinear, torch.Tensor]:
+def _layer(
+    rows: int = 12, columns: int = 20, high: int = 7, seed: int = 0
+) -> tuple[OSFTLinear, torch.Tensor]:
     weight = torch.randn(rows, columns, dtype=F64, generator=torch.Generator().manual_seed(seed))
     layer = OSFTLinear(columns, rows, high=high, bias=True, dtype=F64, device="cpu")
     with torch.no_grad():
@@ -32,11 +34,21 @@ def _layer(rows: int = 12, columns: int = 20, high: int = 7, seed: int = 0) -> t
 def _tiny(model_type: str, **overrides: Any) -> nn.Module:
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    shape = dict(hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2, head_dim=8, vocab_size=48)
+    shape = dict(
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=8,
+        vocab_size=48,
+    )
     if model_type == "gpt2":
         shape = dict(n_embd=16, n_layer=2, n_head=2, vocab_size=48, n_positions=32)
     torch.manual_seed(0)
-    return AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **{**shape, **overrides}), dtype=F64).eval()
+    return AutoModelForCausalLM.from_config(
+        AutoConfig.for_model(model_type, **{**shape, **overrides}), dtype=F64
+    ).eval()
 
 
 @pytest.mark.parametrize("high", [1, 7, 11])
@@ -97,7 +109,11 @@ def test_a_leak_of_one_percent_spread_over_all_directions_is_seen(factor: str) -
     assert leak(frozen) < 1e-14
     with torch.no_grad():
         low = getattr(layer, factor)
-        noise = layer.U_high @ torch.randn(48, 16, dtype=F64) if factor == "U_low" else torch.randn(16, 48, dtype=F64) @ layer.V_high
+        noise = (
+            layer.U_high @ torch.randn(48, 16, dtype=F64)
+            if factor == "U_low"
+            else torch.randn(16, 48, dtype=F64) @ layer.V_high
+        )
         low += 0.01 * low.norm() / noise.norm() * noise
     assert leak(frozen).item() == pytest.approx(0.01, rel=1e-3)
 
@@ -111,7 +127,9 @@ def test_rank_of_a_ratio(ratio: float, high: int) -> None:
 
 def test_unfreeze_one_leaves_a_plain_linear_and_zero_a_frozen_one() -> None:
     model = _tiny("qwen3")
-    surgery.split_and_decompose(model, surgery.plan(model, {n: 1.0 if "q_proj" in n else 0.0 for n in find_targets(model)}))
+    surgery.split_and_decompose(
+        model, surgery.plan(model, {n: 1.0 if "q_proj" in n else 0.0 for n in find_targets(model)})
+    )
     assert not any(isinstance(m, OSFTLinear) for m in model.modules())
     assert all(m.weight.requires_grad == ("q_proj" in n) for n, m in find_targets(model).items())
     assert model.lm_head.weight.requires_grad
@@ -135,7 +153,10 @@ def test_a_split_model_computes_the_same_and_comes_back(model_type: str) -> None
 
 
 def test_unknown_targets_name_the_candidates() -> None:
-    with pytest.raises(ValueError, match="no Linear of 'qwen3' matches foo; give target patterns out of: down_proj, gate_proj"):
+    with pytest.raises(
+        ValueError,
+        match="no Linear of 'qwen3' matches foo; give target patterns out of: down_proj, gate_proj",
+    ):
         surgery.plan(_tiny("qwen3"), 0.25, ("foo",))
 
 
@@ -148,4 +169,7 @@ def test_adaptive_ranks_keep_the_mean_and_follow_importance() -> None:
     many = adaptive([0.8 + i / 100 for i in range(40)], 0.25)
     assert len(set(many)) == 3 and sum(many) / 40 == pytest.approx(0.25)
     assert many == sorted(many, reverse=True), "more importance, fewer trained directions"
-    assert by_target(["layers.1.q", "layers.10.q"], ["layers.1", "layers.10"], [0.1, 0.2]) == {"layers.1.q": 0.1, "layers.10.q": 0.2}
+    assert by_target(["layers.1.q", "layers.10.q"], ["layers.1", "layers.10"], [0.1, 0.2]) == {
+        "layers.1.q": 0.1,
+        "layers.10.q": 0.2,
+    }

@@ -58,7 +58,9 @@ def test_samples_of_each_step_do_not_depend_on_the_world_size(world: int) -> Non
     mine = steps(samples, Shape(world=world, capacity=64), batch_size=8, seed=3, epochs=2)
     one = steps(samples, Shape(world=1, capacity=64), batch_size=8, seed=3, epochs=2)
     for a, b in zip(mine, one, strict=True):
-        assert sorted(i for m in a.rows for r in m for i in r.samples) == sorted(i for m in b.rows for r in m for i in r.samples)
+        assert sorted(i for m in a.rows for r in m for i in r.samples) == sorted(
+            i for m in b.rows for r in m for i in r.samples
+        )
         assert a.loss_tokens == b.loss_tokens
 
 
@@ -73,7 +75,12 @@ def test_limits_stop_the_run() -> None:
 def test_epochs_are_shuffled_differently() -> None:
     samples = _samples([10] * 20)
     first, second = (
-        [r.samples for s in epoch_steps(samples, Shape(world=1, capacity=64), batch_size=4, seed=0, epoch=e) for r in s.rows[0]] for e in (0, 1)
+        [
+            r.samples
+            for s in epoch_steps(samples, Shape(world=1, capacity=64), batch_size=4, seed=0, epoch=e)
+            for r in s.rows[0]
+        ]
+        for e in (0, 1)
     )
     assert first != second
 
@@ -84,4 +91,6 @@ def test_all_labels_masked_is_an_error() -> None:
 
 
 def test_packing_and_configuration_need_no_torch(run_python) -> None:
-    run_python("import sys, trainer, trainer.packing, trainer.records, trainer.data, trainer.cli; assert 'torch' not in sys.modules")
+    run_python(
+        "import sys, trainer, trainer.packing, trainer.records, trainer.data, trainer.cli; assert 'torch' not in sys.modules"
+    )

@@ -33,7 +33,12 @@ PRINT: dict[str, Any] = {
 
 
 def _regime(name: str, bounds: str, rows: int, length: int, variant: str) -> dict[str, Any]:
-    return {"id": name, "bounds": [bounds], "representative": {"batch_size": rows, "length": length, "variant": variant}, "variants": [variant]}
+    return {
+        "id": name,
+        "bounds": [bounds],
+        "representative": {"batch_size": rows, "length": length, "variant": variant},
+        "variants": [variant],
+    }
 
 
 def _plan(path: Path, **values: Any) -> str:
@@ -62,7 +67,9 @@ def test_settings_and_regimes_are_read(tmp_path: Path) -> None:
     assert plan.options == {"pad_to_multiple_of": 16}
     assert plan.torch == {"torch._dynamo.config.recompile_limit": 17}
     assert plan.unsafe == ("torch._dynamo.config.recompile_limit",)
-    assert plan.rows == ((264, "packed"), (520, "packed"), (600, "")), "rows that a packed run cannot meet are left out"
+    assert plan.rows == ((264, "packed"), (520, "packed"), (600, "")), (
+        "rows that a packed run cannot meet are left out"
+    )
 
 
 def test_a_plans_torch_settings_are_set_and_restored(tmp_path: Path) -> None:
@@ -71,7 +78,10 @@ def test_a_plans_torch_settings_are_set_and_restored(tmp_path: Path) -> None:
     with compile_settings("block", plan.torch) as done:
         assert torch._dynamo.config.recompile_limit == done["torch._dynamo.config.recompile_limit"] == 17
     assert torch._dynamo.config.recompile_limit == before
-    with pytest.raises(ValueError, match=r"which torch .* does not have"), compile_settings("block", {"torch._dynamo.config.nope": 1}):
+    with (
+        pytest.raises(ValueError, match=r"which torch .* does not have"),
+        compile_settings("block", {"torch._dynamo.config.nope": 1}),
+    ):
         pass
 
 
@@ -91,7 +101,13 @@ def test_what_is_no_plan_is_refused(tmp_path: Path, values: dict[str, Any], mess
 
 def _check(path: str, **run: Any) -> None:
     values: dict[str, Any] = {"osft": True, "compile_model": True}
-    facts: dict[str, Any] = {"model_config": MODEL, "attn": "sdpa", "dtype": torch.float32, "device": "cpu", "world": 2}
+    facts: dict[str, Any] = {
+        "model_config": MODEL,
+        "attn": "sdpa",
+        "dtype": torch.float32,
+        "device": "cpu",
+        "world": 2,
+    }
     check_fingerprint(read_plan(path), TrainConfig(**values | run.pop("config", {})), **facts | run)
 
 

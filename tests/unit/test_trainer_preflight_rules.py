@@ -29,7 +29,9 @@ RECOMPILE = Finding(kind="recompile", cause="seq_len", severity="warning", block
 
 def _outcome(monkeypatch: pytest.MonkeyPatch, *found: Any) -> list[str]:
     monkeypatch.setattr(preflight, "check", lambda config, **_: _Report(*found))
-    return preflight.preflight(TrainConfig(compile_model=True), world=1, device=torch.device("cpu"), settings={})
+    return preflight.preflight(
+        TrainConfig(compile_model=True), world=1, device=torch.device("cpu"), settings={}
+    )
 
 
 def test_a_block_that_would_break_stops_the_run(monkeypatch: pytest.MonkeyPatch) -> None:

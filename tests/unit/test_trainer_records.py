@@ -35,7 +35,10 @@ def _read(path: Path, tokenizer: Any = None, **options: Any) -> Records:
         ({"input_ids": "12", "labels": [1]}, "`input_ids` must be a list of integers"),
         ({"input_ids": [1.0], "labels": [1]}, "`input_ids` must be a list of integers"),
         ({"input_ids": [], "labels": []}, "empty `input_ids`"),
-        ({"input_ids": [1, 100], "labels": [1, 2]}, "`input_ids` holds 100, outside the model's vocabulary of 100"),
+        (
+            {"input_ids": [1, 100], "labels": [1, 2]},
+            "`input_ids` holds 100, outside the model's vocabulary of 100",
+        ),
         ({"input_ids": [1, 2], "labels": [1, -7]}, "`labels` holds -7, outside the model's vocabulary"),
         ({"messages": [{"role": "user", "content": "x"}]}, "needs a tokenizer"),
     ],
@@ -75,7 +78,9 @@ def test_loss_tokens_leave_out_the_first_label(tmp_path: Path) -> None:
 
 
 def test_streaming_reads_the_same(tmp_path: Path) -> None:
-    path = _write(tmp_path / "d.jsonl", GOOD, "", {"input_ids": list(range(20)), "labels": list(range(20))}, GOOD)
+    path = _write(
+        tmp_path / "d.jsonl", GOOD, "", {"input_ids": list(range(20)), "labels": list(range(20))}, GOOD
+    )
     memory, stream = (_read(path, over_long="truncate", streaming=s) for s in (False, True))
     assert memory.samples == stream.samples
     assert [memory[i] for i in range(3)] == [stream[i] for i in range(3)]
@@ -88,20 +93,32 @@ class _Chat:
         self.chat_template = template
         self._rewrite = rewrite
 
-    def apply_chat_template(self, messages: list[dict[str, str]], add_generation_prompt: bool = False, **_: Any) -> dict[str, Any]:
-        text = "".join(f"<{m['role'][0]}>{m['content']};" for m in messages) + ("<a>" if add_generation_prompt else "")
+    def apply_chat_template(
+        self, messages: list[dict[str, str]], add_generation_prompt: bool = False, **_: Any
+    ) -> dict[str, Any]:
+        text = "".join(f"<{m['role'][0]}>{m['content']};" for m in messages) + (
+            "<a>" if add_generation_prompt else ""
+        )
         if self._rewrite:
             text = f"{len(messages)}" + text
         return {"input_ids": [ord(c) for c in text]}
 
 
-_TALK = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}, {"role": "user", "content": "?"}]}
+_TALK = {
+    "messages": [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "yo"},
+        {"role": "user", "content": "?"},
+    ]
+}
 
 
 def test_only_the_assistant_is_learned_without_generation_marks(tmp_path: Path) -> None:
     tokens = _read(_write(tmp_path / "d.jsonl", _TALK), _Chat("x"), vocabulary=200, capacity=64)[0]
     assert "".join(chr(v) for v in tokens.labels if v != IGNORE) == "yo;"
-    assert [i for i, v in zip(tokens.input_ids, tokens.labels, strict=True) if v != IGNORE] == [v for v in tokens.labels if v != IGNORE]
+    assert [i for i, v in zip(tokens.input_ids, tokens.labels, strict=True) if v != IGNORE] == [
+        v for v in tokens.labels if v != IGNORE
+    ]
 
 
 def test_a_template_that_rewrites_earlier_turns_is_refused(tmp_path: Path) -> None:
@@ -131,6 +148,8 @@ def test_a_validation_set_with_every_label_masked_is_refused(tmp_path: Path) -> 
     files = {name: tmp_path / f"{name}.jsonl" for name in ("train", "held")}
     files["train"].write_text('{"input_ids": [1, 2, 3], "labels": [1, 2, 3]}\n')
     files["held"].write_text('{"input_ids": [1, 2, 3], "labels": [-100, -100, -100]}\n')
-    config = TrainConfig(model_name_or_path="m", data_path=str(files["train"]), validation_path=str(files["held"]))
+    config = TrainConfig(
+        model_name_or_path="m", data_path=str(files["train"]), validation_path=str(files["held"])
+    )
     with pytest.raises(ValueError, match="no sample of the validation set has a token to predict"):
         open_data(config, None, vocabulary=9, world=1)

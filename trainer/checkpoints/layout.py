@@ -1,4 +1,6 @@
-"""Checkpoints as directories: written beside and renamed, so that a name without a suffix is always a whole one. No torch."""
+"""Checkpoints as directories: written beside and renamed, so that a name without a suffix is always a whole
+one. No torch.
+"""
 
 from __future__ import annotations
 
@@ -51,11 +53,15 @@ def step_path(directory: Path, step: int) -> Path:
 
 
 def read_state(path: Path) -> State:
-    """The state of a checkpoint. Raises ``ValueError`` when ``path`` is not a whole one, and says what it looks like instead."""
+    """The state of a checkpoint. Raises ``ValueError`` when ``path`` is not a whole one, and says what it
+    looks like instead.
+    """
     if path.name.endswith(PARTIAL):
         raise ValueError(f"{path} is a checkpoint whose writing was cut short; give a whole one")
     if not path.is_dir():
-        raise ValueError(f"{path} is not a directory; a checkpoint is a directory named step-NNNNNNNN, or the link best or last to one")
+        raise ValueError(
+            f"{path} is not a directory; a checkpoint is a directory named step-NNNNNNNN, or the link best or last to one"
+        )
     if not (path / STATE).exists() and (inside := _entries(path) or _entries(path / "checkpoints")):
         raise ValueError(f"{path} holds checkpoints but is none; give one of them, such as {inside[-1]}")
     try:
@@ -71,14 +77,17 @@ def read_state(path: Path) -> State:
         file = path / name
         found = file.stat().st_size if file.exists() else None
         if found != size:
-            raise ValueError(f"{path} is damaged: {name} should have {size} bytes, it {'is missing' if found is None else f'has {found}'}")
+            raise ValueError(
+                f"{path} is damaged: {name} should have {size} bytes, it {'is missing' if found is None else f'has {found}'}"
+            )
     return state
 
 
 def resolve(resume: str, directory: Path, say: Callable[[str], None] = lambda _: None) -> Path | None:
     """The checkpoint that ``resume`` names; ``auto`` is the newest whole one, None when there is none yet.
 
-    Raises ``ValueError`` for a path that is no whole checkpoint. ``say`` is told of newer ones that are passed over.
+    Raises ``ValueError`` for a path that is no whole checkpoint. ``say`` is told of newer ones that are
+    passed over.
     """
     if resume != "auto":
         path = Path(resume).resolve()
@@ -95,9 +104,11 @@ def resolve(resume: str, directory: Path, say: Callable[[str], None] = lambda _:
 
 
 def prepare(directory: Path, resumed: Path | None, step: int) -> list[str]:
-    """Before training: remove what a crash left half written, and move checkpoints that this run does not continue out of its way.
+    """Before training: remove what a crash left half written, and move checkpoints that this run does not
+    continue out of its way.
 
-    ``resumed`` is what the run continues from, at ``step``; without one everything in ``directory`` is an earlier run's. Returns lines to print.
+    ``resumed`` is what the run continues from, at ``step``; without one everything in ``directory`` is an
+    earlier run's. Returns lines to print.
     """
     told = []
     for left in sorted(directory.glob(f"step-*{PARTIAL}")):
@@ -122,12 +133,17 @@ def prepare(directory: Path, resumed: Path | None, step: int) -> list[str]:
 
 
 def commit(partial: Path, state: State, *, keep: int) -> Path:
-    """Give a finished ``step-N.partial`` its final name, point ``last`` and ``best`` to what they are now, and remove what is not kept.
+    """Give a finished ``step-N.partial`` its final name, point ``last`` and ``best`` to what they are now,
+    and remove what is not kept.
 
     All files are on disk before the name is. One process calls it, after all ranks have written.
     """
     directory, final = partial.parent, partial.with_name(partial.name.removesuffix(PARTIAL))
-    files = {str(file.relative_to(partial)): file.stat().st_size for file in sorted(partial.rglob("*")) if file.is_file()}
+    files = {
+        str(file.relative_to(partial)): file.stat().st_size
+        for file in sorted(partial.rglob("*"))
+        if file.is_file()
+    }
     values = {"schema": SCHEMA, **dataclasses.asdict(state), "files": files}
     with open(partial / STATE, "w", encoding="utf-8") as file:
         json.dump(values, file, indent=1)
@@ -157,7 +173,8 @@ def copy_assets(assets: Path, partial: Path) -> None:
 
 
 def truncate_metrics(path: Path, step: int) -> None:
-    """Cut a ``metrics.jsonl`` after the line of ``step``, so that a run that continues from there tells each step once.
+    """Cut a ``metrics.jsonl`` after the line of ``step``, so that a run that continues from there tells each
+    step once.
 
     Lines are in order of their steps; a line that a crash cut in two is the last.
     """
@@ -176,7 +193,9 @@ def truncate_metrics(path: Path, step: int) -> None:
 
 
 def _rotate(directory: Path, keep: int) -> None:
-    """Of the checkpoints that only their number keeps, the newest ``keep`` stay; one of an epoch and the best one stay anyway."""
+    """Of the checkpoints that only their number keeps, the newest ``keep`` stay; one of an epoch and the best
+    one stay anyway.
+    """
     best = (directory / "best").resolve() if (directory / "best").is_symlink() else None
     for path in _entries(directory)[:-keep]:
         if path.resolve() != best and "epoch" not in _kinds(path):
@@ -192,7 +211,11 @@ def _kinds(path: Path) -> Sequence[str]:
 
 def _entries(directory: Path) -> list[Path]:
     """Everything named as a checkpoint, oldest first; a copy under a name of the user's own is none of ours."""
-    return sorted(path for path in directory.glob("step-*") if path.name.removeprefix("step-").isdecimal() and (path / STATE).exists())
+    return sorted(
+        path
+        for path in directory.glob("step-*")
+        if path.name.removeprefix("step-").isdecimal() and (path / STATE).exists()
+    )
 
 
 def _step(path: Path) -> int:

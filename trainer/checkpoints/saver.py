@@ -23,10 +23,13 @@ from trainer.checkpoints.tensors import RankState, encode, one_line, rank_key
 class Saver:
     """Writes checkpoints of all ranks into one directory; a context manager, which waits for the last one.
 
-    A save that fails is told and training goes on: what was written before is whole, and the next save is another try.
+    A save that fails is told and training goes on: what was written before is whole, and the next save is
+    another try.
     """
 
-    def __init__(self, directory: Path, assets: Path, *, device: torch.device, keep: int, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, directory: Path, assets: Path, *, device: torch.device, keep: int, say: Callable[[str], None]
+    ) -> None:
         """``assets`` holds what each checkpoint gets a copy of. ``say`` prints on rank 0. Collective."""
         self.error: str | None = None
         """Why the last save failed; None when it did not."""
@@ -37,7 +40,12 @@ class Saver:
         cuda = device.type == "cuda"
         # Pinned copies are kept from one save to the next: only one save is ever in flight.
         self._stager = DefaultStager(
-            StagingOptions(use_pinned_memory=cuda, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=cuda)
+            StagingOptions(
+                use_pinned_memory=cuda,
+                use_shared_memory=False,
+                use_async_staging=False,
+                use_non_blocking_copy=cuda,
+            )
         )
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._pending: Future[Path | None] | None = None
@@ -45,18 +53,24 @@ class Saver:
     def __enter__(self) -> Saver:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
         self.wait()
         self._thread.shutdown()
         self._stager.close()
 
     def save(self, tensors: dict[str, Tensor], own: RankState, state: State) -> None:
-        """Copy everything and start to write it; waits first while an earlier save is still being written. Collective."""
+        """Copy everything and start to write it; waits first while an earlier save is still being written.
+        Collective.
+        """
         self.wait()
         partial = step_path(self._directory, state.step)
         partial = partial.with_name(partial.name + PARTIAL)
         values: dict[str, Any] = {**tensors, rank_key(self._rank): encode(own)}
-        upload = dcp.async_save(values, checkpoint_id=str(partial), process_group=self._group, async_stager=self._stager)
+        upload = dcp.async_save(
+            values, checkpoint_id=str(partial), process_group=self._group, async_stager=self._stager
+        )
         assert isinstance(upload, Future)
         self._pending = self._thread.submit(self._finish, upload, partial, state)
 
@@ -72,7 +86,9 @@ class Saver:
     def require(self) -> None:
         """Raise ``ValueError`` when the last save failed."""
         if self.error is not None:
-            raise ValueError(f"the last checkpoint could not be written: {self.error}; earlier ones are whole")
+            raise ValueError(
+                f"the last checkpoint could not be written: {self.error}; earlier ones are whole"
+            )
 
     def poll(self) -> None:
         """Tell what has come of a save that is finished by now."""
@@ -82,12 +98,15 @@ class Saver:
         self._pending = None
         self.error = None if failed is None else one_line(failed)
         if failed is not None:
-            self._say(f"warning: no checkpoint was written: {self.error}. Training goes on; earlier checkpoints are kept")
+            self._say(
+                f"warning: no checkpoint was written: {self.error}. Training goes on; earlier checkpoints are kept"
+            )
         elif (path := done.result()) is not None:
             self._say(f"checkpoint {path}")
 
     def _finish(self, upload: Future[Any], partial: Path, state: State) -> Path | None:
-        # DCP ends with an answer of rank 0 to all: by then every rank has written and synced its files, or all of them get the failure.
+        # DCP ends with an answer of rank 0 to all: by then every rank has written and synced its files, or
+        # all of them get the failure.
         try:
             upload.result()
             if self._rank == 0:

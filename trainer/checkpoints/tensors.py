@@ -26,16 +26,20 @@ class RankState:
 
     rng: dict[str, Any]
     compiled: list[list[int]]
-    """Where this rank compiled: ``[step, -1]`` in training, ``[step, i]`` in the i-th batch of the validation after it."""
+    """Where this rank compiled: ``[step, -1]`` in training, ``[step, i]`` in the i-th batch of the validation
+    after it.
+    """
 
 
 def collect(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """Every parameter, buffer and optimizer state, sharded as it is, by names of the plain model.
 
-    Buffers that are not part of the state dict (rotary frequencies) are there too: they have no other source once weights are not loaded from the
-    plain model. The optimizer must have its states (:func:`trainer.optim.make_optimizer`).
+    Buffers that are not part of the state dict (rotary frequencies) are there too: they have no other source
+    once weights are not loaded from the plain model. The optimizer must have its states
+    (:func:`trainer.optim.make_optimizer`).
     """
-    # After a validation the root still holds gathered parameters, which are other objects than the ones that are trained.
+    # After a validation the root still holds gathered parameters, which are other objects than the ones that
+    # are trained.
     if isinstance(model, FSDPModule):
         model.reshard()
     names = {parameter: plain_name(name) for name, parameter in model.named_parameters()}
@@ -57,7 +61,8 @@ def encode(state: RankState) -> bytes:
 
 
 def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> list[RankState]:
-    """Fill model and optimizer in place; returns the own states of all ranks that wrote the checkpoint. Collective.
+    """Fill model and optimizer in place; returns the own states of all ranks that wrote the checkpoint.
+    Collective.
 
     Raises ``ValueError`` naming the first key that is missing, unknown, or of another shape or dtype.
     """
@@ -79,7 +84,9 @@ def read_metadata(path: Path) -> dict[str, Any]:
 
 
 def read(path: Path, wanted: dict[str, Any]) -> None:
-    """Fill the values of ``wanted`` in place; collective where there is a process group. Raises ``ValueError`` when a file is damaged."""
+    """Fill the values of ``wanted`` in place; collective where there is a process group. Raises
+    ``ValueError`` when a file is damaged.
+    """
     alone = not dist.is_initialized()
     try:
         with warnings.catch_warnings():
@@ -90,18 +97,26 @@ def read(path: Path, wanted: dict[str, Any]) -> None:
         raise ValueError(f"{path} cannot be read, give another checkpoint: {one_line(error)}") from error
 
 
-def check_keys(path: Path, wanted: dict[str, tuple[tuple[int, ...], torch.dtype]], stored: dict[str, Any]) -> None:
+def check_keys(
+    path: Path, wanted: dict[str, tuple[tuple[int, ...], torch.dtype]], stored: dict[str, Any]
+) -> None:
     """Raise ``ValueError`` when the tensors of a checkpoint are not those that are wanted."""
     there = {name: entry for name, entry in stored.items() if isinstance(entry, TensorStorageMetadata)}
     advice = "give the options that it was trained with"
     if missing := sorted(wanted.keys() - there.keys()):
-        raise ValueError(f"{path} lacks {len(missing)} of this model's tensors, the first is {missing[0]}; {advice}")
+        raise ValueError(
+            f"{path} lacks {len(missing)} of this model's tensors, the first is {missing[0]}; {advice}"
+        )
     if unknown := sorted(there.keys() - wanted.keys()):
-        raise ValueError(f"{path} has {len(unknown)} tensors that this model has not, the first is {unknown[0]}; {advice}")
+        raise ValueError(
+            f"{path} has {len(unknown)} tensors that this model has not, the first is {unknown[0]}; {advice}"
+        )
     for name, (shape, dtype) in wanted.items():
         found = (tuple(there[name].size), there[name].properties.dtype)
         if found != (shape, dtype):
-            raise ValueError(f"{path} has {name} as {found[1]} {list(found[0])}, this model as {dtype} {list(shape)}; {advice}")
+            raise ValueError(
+                f"{path} has {name} as {found[1]} {list(found[0])}, this model as {dtype} {list(shape)}; {advice}"
+            )
 
 
 def one_line(error: BaseException) -> str:

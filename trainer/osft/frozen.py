@@ -1,8 +1,9 @@
 """The frozen directions of sharded OSFTLinears, gathered a bucket at a time.
 
-FSDP2 shards every factor on its first dimension. U is N x k: each rank holds rows of U_high and of U_low, so that U_high^T X is a sum over ranks.
-V is k x M: each rank holds some directions of V_high and some of V_low, so that V_high must be gathered. Both go through buckets of bounded size.
-Buckets are cut by global shapes, and so alike on all ranks.
+FSDP2 shards every factor on its first dimension. U is N x k: each rank holds rows of U_high and of U_low, so
+that U_high^T X is a sum over ranks. V is k x M: each rank holds some directions of V_high and some of V_low,
+so that V_high must be gathered. Both go through buckets of bounded size. Buckets are cut by global shapes,
+and so alike on all ranks.
 """
 
 from __future__ import annotations
@@ -36,13 +37,17 @@ class Frozen:
     """The OSFTLinears of a model and the group that their factors are sharded over."""
 
     def __init__(self, layers: Sequence[OSFTLinear], *, cap_bytes: int) -> None:
-        """``layers`` is not empty; ``cap_bytes`` bounds what one bucket gathers; a single row or column that is larger is a bucket of its own."""
+        """``layers`` is not empty; ``cap_bytes`` bounds what one bucket gathers; a single row or column that
+        is larger is a bucket of its own.
+        """
         self.layers = list(layers)
         self._cap = cap_bytes
         self._group, self._world = shard_group(self.layers[0].U_high)
 
     def coefficients(self, pick: Pick) -> Iterator[tuple[OSFTLinear, slice, Tensor]]:
-        """``(layer, columns, U_high^T X[:, columns])`` for the U-shaped ``X = pick(layer)``, in float32 or wider. One all-reduce a bucket."""
+        """``(layer, columns, U_high^T X[:, columns])`` for the U-shaped ``X = pick(layer)``, in float32 or
+        wider. One all-reduce a bucket.
+        """
         pieces = []
         for layer in self.layers:
             if pick(layer) is not None:
@@ -50,7 +55,9 @@ class Frozen:
                 pieces += _cut(layer, low, high, self._cap // _compute_dtype(layer.U_high).itemsize)
         for bucket in self._buckets(pieces, lambda p: _compute_dtype(p.layer.U_high).itemsize):
             first = bucket[0].layer.U_high
-            buffer = torch.empty(sum(p.elements for p in bucket), dtype=_compute_dtype(first), device=local(first).device)
+            buffer = torch.empty(
+                sum(p.elements for p in bucket), dtype=_compute_dtype(first), device=local(first).device
+            )
             views = []
             for piece, flat in zip(bucket, buffer.split([p.elements for p in bucket]), strict=True):
                 columns = slice(piece.start, piece.stop)
@@ -62,7 +69,8 @@ class Frozen:
             yield from views
 
     def directions(self, pick: Pick) -> Iterator[tuple[OSFTLinear, Tensor]]:
-        """``(layer, rows of V_high)`` for layers whose ``pick(layer)`` is not None: all rows once, some at a time, zero rows among them.
+        """``(layer, rows of V_high)`` for layers whose ``pick(layer)`` is not None: all rows once, some at a
+        time, zero rows among them.
 
         One all-gather a bucket.
         """
@@ -70,7 +78,12 @@ class Frozen:
         for layer in self.layers:
             if pick(layer) is not None:
                 rows, columns = layer.V_high.shape
-                pieces += _cut(layer, -(-rows // self._world), columns, self._cap // (layer.V_high.element_size() * self._world))
+                pieces += _cut(
+                    layer,
+                    -(-rows // self._world),
+                    columns,
+                    self._cap // (layer.V_high.element_size() * self._world),
+                )
         for bucket in self._buckets(pieces, lambda p: p.layer.V_high.element_size() * self._world):
             first = local(bucket[0].layer.V_high)
             # Uneven shards are filled up with zero rows, which project nothing.
@@ -109,7 +122,10 @@ class Frozen:
 def _cut(layer: OSFTLinear, count: int, width: int, elements: int) -> list[_Piece]:
     """``count`` rows (or columns) of ``width`` in pieces of at most ``elements``, at least one row each."""
     each = max(1, elements // max(width, 1))
-    return [_Piece(layer, start, min(start + each, count), (min(start + each, count) - start) * width) for start in range(0, count, each)]
+    return [
+        _Piece(layer, start, min(start + each, count), (min(start + each, count) - start) * width)
+        for start in range(0, count, each)
+    ]
 
 
 def local(tensor: Tensor) -> Tensor:

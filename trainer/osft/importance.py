@@ -13,7 +13,8 @@ from trainer.model import find_blocks
 
 
 def layer_importance(model: nn.Module, batches: Callable[[], list[dict[str, Any]]]) -> dict[str, float]:
-    """Mean cosine of each block's input and output over the tokens of some batches, by block name (arXiv 2504.07097, I(l)).
+    """Mean cosine of each block's input and output over the tokens of some batches, by block name (arXiv
+    2504.07097, I(l)).
 
     A block that barely turns its input keeps more of its directions frozen. ``model`` is the plain one.
     """
@@ -28,7 +29,10 @@ def layer_importance(model: nn.Module, batches: Callable[[], list[dict[str, Any]
 
         return hook
 
-    hooks = [block.register_forward_hook(watch(name), with_kwargs=True) for name, block in find_blocks(model).items()]
+    hooks = [
+        block.register_forward_hook(watch(name), with_kwargs=True)
+        for name, block in find_blocks(model).items()
+    ]
     try:
         with torch.no_grad():
             for batch in batches():

@@ -1,4 +1,6 @@
-"""How much of the trained factors lies in the frozen space: 0 for exact orthogonality, 1 for none of it outside."""
+"""How much of the trained factors lies in the frozen space: 0 for exact orthogonality, 1 for none of it
+outside.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +12,17 @@ from trainer.osft.frozen import Frozen, local
 
 @torch.no_grad()
 def leak(frozen: Frozen) -> Tensor:
-    """The largest over layers of ||U_high^T U_low||_F / ||U_low||_F and ||V_low V_high^T||_F / ||V_low||_F, a scalar on the device. Collective.
+    """The largest over layers of ||U_high^T U_low||_F / ||U_low||_F and ||V_low V_high^T||_F / ||V_low||_F, a
+    scalar on the device. Collective.
 
-    A Frobenius norm over all directions, because a leak that is spread over many directions turns no single column by a visible angle.
+    A Frobenius norm over all directions, because a leak that is spread over many directions turns no single
+    column by a visible angle.
     """
     index = {id(layer): i for i, layer in enumerate(frozen.layers)}
     first = local(frozen.layers[0].U_high)
-    inside = torch.zeros(2, len(index), dtype=torch.promote_types(first.dtype, torch.float32), device=first.device)
+    inside = torch.zeros(
+        2, len(index), dtype=torch.promote_types(first.dtype, torch.float32), device=first.device
+    )
     # Coefficients of U are summed over the ranks already, those of V are this rank's.
     total = torch.zeros_like(inside)
     for layer, _, coefficients in frozen.coefficients(lambda layer: layer.U_low):
@@ -32,7 +38,9 @@ def leak(frozen: Frozen) -> Tensor:
 
 
 def update_leak(before: Tensor, after: Tensor, u_high: Tensor, v_high: Tensor) -> float:
-    """The same for a realised update dW = after - before of a dense out x in weight: the larger of its two shares inside the frozen space."""
+    """The same for a realised update dW = after - before of a dense out x in weight: the larger of its two
+    shares inside the frozen space.
+    """
     update = after - before
     norm = update.norm()
     return max((u_high.T @ update).norm() / norm, (update @ v_high.T).norm() / norm).item()

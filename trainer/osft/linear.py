@@ -12,18 +12,30 @@ FACTORS = ("U_high", "S_high", "V_high", "U_low", "S_low", "V_low")
 class OSFTLinear(nn.Module):
     """``y = ((x V_high^T) * S_high) U_high^T + ((x V_low^T) * S_low) U_low^T + b``.
 
-    For a weight of shape N x M (out x in) and ``high`` of its R = min(N, M) directions: ``U_high`` N x high, ``S_high`` high, ``V_high`` high x M,
-    and the same for the remaining ``low`` directions. The high factors need no gradient. Forward is tensor math only, so that Dynamo captures it
-    whole and all targets of one shape share one graph.
+    For a weight of shape N x M (out x in) and ``high`` of its R = min(N, M) directions: ``U_high`` N x high,
+    ``S_high`` high, ``V_high`` high x M, and the same for the remaining ``low`` directions. The high factors
+    need no gradient. Forward is tensor math only, so that Dynamo captures it whole and all targets of one
+    shape share one graph.
 
     Method: "Sculpting Subspaces" (arXiv 2504.07097).
     """
 
-    def __init__(self, in_features: int, out_features: int, *, high: int, bias: bool, dtype: torch.dtype, device: torch.device | str) -> None:
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        high: int,
+        bias: bool,
+        dtype: torch.dtype,
+        device: torch.device | str,
+    ) -> None:
         super().__init__()
         low = min(in_features, out_features) - high
         if high < 1 or low < 1:
-            raise ValueError(f"a target of {out_features} x {in_features} cannot be split into {high} frozen and {low} trained directions")
+            raise ValueError(
+                f"a target of {out_features} x {in_features} cannot be split into {high} frozen and {low} trained directions"
+            )
         for name, rank, trained in (("high", high, False), ("low", low, True)):
             for factor, shape in (("U", (out_features, rank)), ("S", (rank,)), ("V", (rank, in_features))):
                 value = torch.empty(shape, dtype=dtype, device=device)
@@ -36,9 +48,18 @@ class OSFTLinear(nn.Module):
 
 
 def decompose(weight: Tensor, high: int, *, upcast: torch.dtype) -> dict[str, Tensor]:
-    """Thin SVD of an out x in weight in ``upcast``, as the six factors in the weight's dtype; ``high`` directions go to the high ones."""
+    """Thin SVD of an out x in weight in ``upcast``, as the six factors in the weight's dtype; ``high``
+    directions go to the high ones.
+    """
     u, s, v = torch.linalg.svd(weight.to(upcast), full_matrices=False)
-    parts = {"U_high": u[:, :high], "S_high": s[:high], "V_high": v[:high], "U_low": u[:, high:], "S_low": s[high:], "V_low": v[high:]}
+    parts = {
+        "U_high": u[:, :high],
+        "S_high": s[:high],
+        "V_high": v[:high],
+        "U_low": u[:, high:],
+        "S_low": s[high:],
+        "V_low": v[high:],
+    }
     return {name: part.to(weight.dtype).contiguous() for name, part in parts.items()}
 
 

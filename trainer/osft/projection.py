@@ -1,9 +1,10 @@
-"""Keep the trained factors orthogonal to the frozen ones: gradients before clipping, parameters after the step.
+"""Keep the trained factors orthogonal to the frozen ones: gradients before clipping, parameters after the
+step.
 
     X_U -= U_high (U_high^T X_U)        X_V -= (X_V V_high^T) V_high
 
-for the gradients or the values X of U_low and V_low; S_low is free. Parameters too, because Adam scales element by element and so turns even a
-projected gradient back into the frozen space.
+for the gradients or the values X of U_low and V_low; S_low is free. Parameters too, because Adam scales
+element by element and so turns even a projected gradient back into the frozen space.
 """
 
 from __future__ import annotations

@@ -6,8 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 
 LEVELS = 3
-"""Most distinct ratios under adaptive ranks. Parameter shapes are static in a graph, so that each ratio is a compile of its own, once for training
-and once more for validation: with a ratio per layer a deep model would run into torch's limit of 8."""
+"""Most distinct ratios under adaptive ranks. Parameter shapes are static in a graph, so that each ratio is a
+compile of its own, once for training and once more for validation: with a ratio per layer a deep model would
+run into torch's limit of 8.
+"""
 
 MIN_RETAINED = 0.1
 """Least share of frozen directions under adaptive ranks (arXiv 2504.07097: mrr)."""
@@ -16,7 +18,8 @@ MIN_RETAINED = 0.1
 def high_rank(rows: int, columns: int, unfreeze: float) -> int:
     """Frozen directions of a rows x columns weight: floor(R (1 - unfreeze)), R = min(rows, columns).
 
-    0 only for ``unfreeze`` = 1 (a plain Linear) and R only for ``unfreeze`` = 0 (a frozen one); in between at least one of each stays.
+    0 only for ``unfreeze`` = 1 (a plain Linear) and R only for ``unfreeze`` = 0 (a frozen one); in between at
+    least one of each stays.
     """
     rank = min(rows, columns)
     if unfreeze >= 1:
@@ -28,10 +31,12 @@ def high_rank(rows: int, columns: int, unfreeze: float) -> int:
 
 
 def adaptive(importance: Sequence[float], unfreeze: float) -> list[float]:
-    """Unfreeze ratio of each layer from its importance: r(l) = mrr + I(l) (trr - mrr) directions are frozen, I normalised to mean 1.
+    """Unfreeze ratio of each layer from its importance: r(l) = mrr + I(l) (trr - mrr) directions are frozen,
+    I normalised to mean 1.
 
-    ``trr`` is 1 - ``unfreeze``, so that the mean over layers is the ratio that was asked for (before it is cut to 0..1). Layers of like importance
-    share the mean of their ratios: :data:`LEVELS` groups of equal size.
+    ``trr`` is 1 - ``unfreeze``, so that the mean over layers is the ratio that was asked for (before it is
+    cut to 0..1). Layers of like importance share the mean of their ratios: :data:`LEVELS` groups of equal
+    size.
     """
     target = 1 - unfreeze
     least = min(MIN_RETAINED, target)
@@ -51,4 +56,7 @@ def adaptive(importance: Sequence[float], unfreeze: float) -> list[float]:
 def by_target(names: Sequence[str], blocks: Sequence[str], ratios: Sequence[float]) -> Mapping[str, float]:
     """Ratio of each target from the ratio of the block that it is in."""
     by_block = dict(zip(blocks, ratios, strict=True))
-    return {name: next(ratio for block, ratio in by_block.items() if name.startswith(block + ".")) for name in names}
+    return {
+        name: next(ratio for block, ratio in by_block.items() if name.startswith(block + "."))
+        for name in names
+    }

@@ -1,7 +1,8 @@
-"""Put on PYTHONPATH by ``cftdiag run``: starts the monitor in processes of the watched command that import torch, and in no others.
+"""Put on PYTHONPATH by ``cftdiag run``: starts the monitor in processes of the watched command that import
+torch, and in no others.
 
-Imports nothing but the standard library, never torch; the user's own sitecustomize runs as if this file were not there. Whatever fails here must
-leave the process as it would have been.
+Imports nothing but the standard library, never torch; the user's own sitecustomize runs as if this file were
+not there. Whatever fails here must leave the process as it would have been.
 """
 
 import sys
@@ -13,14 +14,23 @@ def _unwatched():
 
     words = getattr(sys, "orig_argv", sys.argv)[1:]
     module = words[words.index("-m") + 1] if "-m" in words[:-1] else ""
-    launchers = ("torch.distributed.run", "torch.distributed.launch", "torch._inductor.compile_worker", "accelerate.commands", "deepspeed.launcher")
+    launchers = (
+        "torch.distributed.run",
+        "torch.distributed.launch",
+        "torch._inductor.compile_worker",
+        "accelerate.commands",
+        "deepspeed.launcher",
+    )
     if module.startswith(launchers):
         return True
     scripts = [word for word in words if not word.startswith("-")][:1]
     if not scripts:
         return False
     name = os.path.basename(scripts[0])
-    return name in ("torchrun", "accelerate", "accelerate-launch", "deepspeed") or "/torch/_inductor/compile_worker/" in scripts[0]
+    return (
+        name in ("torchrun", "accelerate", "accelerate-launch", "deepspeed")
+        or "/torch/_inductor/compile_worker/" in scripts[0]
+    )
 
 
 def _chain(here):
@@ -38,7 +48,7 @@ def _chain(here):
 
 
 def _watch_imports():
-    """Call ``cftdiag.monitor.started`` once torch, and later once Dynamo, has been imported."""
+    """Call ``cftdiag.monitor.injected`` once torch, and later once Dynamo, has been imported."""
     import importlib.abc
     import importlib.util
     import os
@@ -54,11 +64,11 @@ def _watch_imports():
             lent = [package] if package and importlib.util.find_spec("cftdiag") is None else []
             sys.path.extend(lent)
             try:
-                from cftdiag.monitor import started
+                from cftdiag.monitor import injected
             finally:
                 for entry in lent:
                     sys.path.remove(entry)
-            started.imported(name, settings)
+            injected.imported(name, settings)
         except Exception as error:  # noqa: BLE001 - the script must run as if it were not watched
             print(f"cftdiag: this process is not watched ({type(error).__name__}: {error})", file=sys.stderr)
 

@@ -33,4 +33,9 @@ def build():
     return Model(), [{"x": torch.randn(2, 6, 8)} for _ in range(2)]
 
 
-EXPECT = {"kind": "graph_break", "cause": "data_dependent_branch", "block": "layers.*", "line": "norm = x.norm().item()"}
+EXPECT = {
+    "kind": "graph_break",
+    "cause": "data_dependent_branch",
+    "block": "layers.*",
+    "line": "norm = x.norm().item()",
+}

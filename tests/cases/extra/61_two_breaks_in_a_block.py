@@ -1,4 +1,6 @@
-"""A warning first and a scalar that feeds nothing behind it: the second is captured by fullgraph, the first is not."""
+"""A warning first and a scalar that feeds nothing behind it: the second is captured by fullgraph, the first
+is not.
+"""
 
 import warnings
 

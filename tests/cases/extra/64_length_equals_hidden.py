@@ -31,4 +31,9 @@ def build():
     return Model(), [{"x": torch.randn(2, n, 8)} for n in (8, 12, 16)]
 
 
-EXPECT = {"kind": "recompile", "cause": "duck_shape", "block": "layers.0", "guard": "size mismatch at index 1"}
+EXPECT = {
+    "kind": "recompile",
+    "cause": "duck_shape",
+    "block": "layers.0",
+    "guard": "size mismatch at index 1",
+}

@@ -36,4 +36,9 @@ def build():
     return Model(), [{"x": torch.randn(2, 6, 8)} for _ in range(2)]
 
 
-EXPECT = {"kind": "graph_break", "cause": "disabled_hook", "block": "layers.*", "line": "return x + self.linear(x)"}
+EXPECT = {
+    "kind": "graph_break",
+    "cause": "disabled_hook",
+    "block": "layers.*",
+    "line": "return x + self.linear(x)",
+}

@@ -34,7 +34,9 @@ class Model(nn.Module):
 
 
 def build():
-    return Model(), [{"x": torch.randn(2, 6, 8), "scale": functools.partial(scaled, table=[1.0] * n)} for n in (1, 2, 3)]
+    return Model(), [
+        {"x": torch.randn(2, 6, 8), "scale": functools.partial(scaled, table=[1.0] * n)} for n in (1, 2, 3)
+    ]
 
 
 EXPECT = {"kind": "recompile", "cause": "closure_identity", "block": "layers.0", "guard": "keywords"}

@@ -29,4 +29,9 @@ def build():
     return Model(4), [{"x": torch.randn(2, 6, 8)} for _ in range(2)]
 
 
-EXPECT = {"kind": "recompile", "cause": "requires_grad", "block": "layers.2", "guard": "requires_grad mismatch"}
+EXPECT = {
+    "kind": "recompile",
+    "cause": "requires_grad",
+    "block": "layers.2",
+    "guard": "requires_grad mismatch",
+}

@@ -41,4 +41,9 @@ def build():
     return Model(), [{"x": torch.randn(2, 6, 8)} for _ in range(3)]
 
 
-EXPECT = {"kind": "recompile", "cause": "grad_mode", "block": "layers.*", "guard": "GLOBAL_STATE changed: grad_mode"}
+EXPECT = {
+    "kind": "recompile",
+    "cause": "grad_mode",
+    "block": "layers.*",
+    "guard": "GLOBAL_STATE changed: grad_mode",
+}

@@ -31,4 +31,9 @@ def build():
     return Model(), [{"x": torch.randn(2, 6, 8), "keep": torch.rand(2, 6) > 0.3} for _ in range(2)]
 
 
-EXPECT = {"kind": "graph_break", "cause": "dynamic_output_shape", "block": "layers.*", "line": "out[keep] = self.linear(x[keep])"}
+EXPECT = {
+    "kind": "graph_break",
+    "cause": "dynamic_output_shape",
+    "block": "layers.*",
+    "line": "out[keep] = self.linear(x[keep])",
+}

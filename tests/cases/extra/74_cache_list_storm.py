@@ -26,7 +26,15 @@ class Model(nn.Module):
 
 
 def build():
-    return Model(), [{"x": torch.randn(2, 6, 8), "cache": [torch.randn(8) for _ in range(n)]} for n in range(1, 12)]
+    return Model(), [
+        {"x": torch.randn(2, 6, 8), "cache": [torch.randn(8) for _ in range(n)]} for n in range(1, 12)
+    ]
 
 
-EXPECT = {"kind": "recompile", "cause": "container_len", "block": "layers.0", "guard": "len(cache)", "limit_hit": True}
+EXPECT = {
+    "kind": "recompile",
+    "cause": "container_len",
+    "block": "layers.0",
+    "guard": "len(cache)",
+    "limit_hit": True,
+}

@@ -26,7 +26,9 @@ class Model(nn.Module):
 
 
 def build():
-    return Model(), [{"x": torch.randn(2, 6, 8), "table": torch.randn(64, 8), "offset": 6 * i} for i in range(4)]
+    return Model(), [
+        {"x": torch.randn(2, 6, 8), "table": torch.randn(64, 8), "offset": 6 * i} for i in range(4)
+    ]
 
 
 EXPECT = {"kind": "recompile", "cause": "int_arg", "block": "layers.0", "guard": "offset"}

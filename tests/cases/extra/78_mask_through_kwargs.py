@@ -28,7 +28,9 @@ class Model(nn.Module):
 
 
 def build():
-    return Model(), [{"x": torch.randn(2, 6, 8), "mask": m} for m in (torch.ones(2, 6), None, torch.ones(2, 6))]
+    return Model(), [
+        {"x": torch.randn(2, 6, 8), "mask": m} for m in (torch.ones(2, 6), None, torch.ones(2, 6))
+    ]
 
 
 EXPECT = {"kind": "recompile", "cause": "none_vs_tensor", "block": "layers.0", "guard": "mask"}

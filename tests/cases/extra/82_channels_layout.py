@@ -28,7 +28,8 @@ class Model(nn.Module):
 
 def build():
     return Model(), [
-        {"x": torch.randn(2, 8, 6, 6).to(memory_format=f)} for f in (torch.contiguous_format, torch.channels_last, torch.contiguous_format)
+        {"x": torch.randn(2, 8, 6, 6).to(memory_format=f)}
+        for f in (torch.contiguous_format, torch.channels_last, torch.contiguous_format)
     ]
 
 

@@ -47,5 +47,9 @@ EXPECT = {
     "cause": "optimizer_lr_float",
     "block": "optimizer.step",
     "guard": "['weight_decay'] ==",
-    "also": [("graph_break", "unsupported_call"), ("graph_break", "disabled_function"), ("graph_break", "generic_break")],
+    "also": [
+        ("graph_break", "unsupported_call"),
+        ("graph_break", "disabled_function"),
+        ("graph_break", "generic_break"),
+    ],
 }

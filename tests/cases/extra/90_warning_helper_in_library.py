@@ -43,4 +43,9 @@ def build():
     return Model(), [{"x": torch.randn(2, 6, 8)} for _ in range(2)]
 
 
-EXPECT = {"kind": "graph_break", "cause": "logging_call", "block": "layers.*", "line": "logger.warning(message)"}
+EXPECT = {
+    "kind": "graph_break",
+    "cause": "logging_call",
+    "block": "layers.*",
+    "line": "logger.warning(message)",
+}

@@ -30,4 +30,9 @@ def build():
     return Model(), [{"x": torch.randn(2, 6, 8)} for _ in range(2)]
 
 
-EXPECT = {"kind": "graph_break", "cause": "python_rng_branch", "block": "layers.*", "line": "float(numpy.random.uniform(0.9, 1.1))"}
+EXPECT = {
+    "kind": "graph_break",
+    "cause": "python_rng_branch",
+    "block": "layers.*",
+    "line": "float(numpy.random.uniform(0.9, 1.1))",
+}

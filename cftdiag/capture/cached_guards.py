@@ -1,0 +1,275 @@
+"""Cached guards against a frame's locals: which entry came closest, what it expected, what it met. Nothing of
+the model is run.
+
+torch reports the first failing guard of each entry only, so an entry that fails by ``requires_grad`` may fail
+by size as well. Here the whole tree of guards is walked and every failing one counted; a tensor's guard
+counts once per property that differs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+from collections.abc import Mapping
+from types import CodeType
+from typing import Any
+
+from cftdiag.capture import recompile_reasons
+from cftdiag.capture.describe import short_repr
+from cftdiag.events import Guard
+
+#: Guards that remember tensors between calls: asked out of turn they answer wrongly.
+_STATEFUL = frozenset(
+    {
+        "NO_TENSOR_ALIASING",
+        "OBJECT_ALIASING",
+        "STORAGE_OVERLAPPING",
+        "SYMBOLIC_SHAPE_GUARD",
+        "RelationalGuard",
+    }
+)
+
+#: A whole model's tree may hold tens of thousands of managers; counting stops there.
+_MANAGERS = 50_000
+
+_TENSOR = re.compile(
+    r"^check_tensor\((?P<source>.+), (?P<cls>\w+), DispatchKeySet\((?P<keys>.*?)\), torch\.(?P<dtype>\w+), device=(?P<device>[^,]*), "
+    r"requires_grad=(?P<grad>\w+), size=\[(?P<size>.*?)\], stride=\[(?P<stride>.*?)\]\)"
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Failure:
+    """One failing guard, or one differing property of a tensor."""
+
+    guard: Guard
+    stage: str
+
+
+def probe(code: CodeType, f_locals: Mapping[str, Any]) -> list[tuple[str, bool, Guard | None]]:
+    """Ask every cached entry of ``code`` whether it would serve a call with these locals.
+
+    Returns (compile id, matches, first failing guard or None), most recently used entry first; [] when
+    nothing is cached. Costs some 20 us an entry. Probe on the device the code was compiled for: tensors are
+    compared by device too.
+    """
+    from torch._dynamo.eval_frame import _debug_get_cache_entry_list
+
+    found = []
+    scope = dict(f_locals)
+    for entry in _debug_get_cache_entry_list(code):
+        invalid = getattr(entry.guard_manager, "invalidation_reason", None) is not None
+        ok = not invalid and bool(entry.guard_manager.check(scope))
+        found.append((str(entry.compile_id), ok, None if ok else first_failure(entry, scope)))
+    return found
+
+
+def first_failure(entry: Any, f_locals: Mapping[str, Any]) -> Guard | None:
+    """The guard that torch finds failing first for these locals, with its values; None when all hold."""
+    manager = entry.guard_manager
+    invalid = getattr(manager, "invalidation_reason", None)
+    if invalid is not None:
+        return Guard(expression=str(invalid))
+    info = manager.check_verbose(f_locals)
+    if info.result:
+        return None
+    parts = list(info.verbose_code_parts)
+    scope = _scope(manager, f_locals)
+    for part in parts:
+        if len(parts) == 1 or not _holds(part, scope):
+            return complete(recompile_reasons.parse(part).guard, scope)
+    return None
+
+
+def failures(entry: Any, f_locals: Mapping[str, Any]) -> list[Failure]:
+    """Every guard of an entry that fails for these locals, in torch's check order as far as the tree tells
+    it.
+    """
+    manager = entry.guard_manager
+    scope = _scope(manager, f_locals)
+    found: list[Failure] = []
+    todo = [manager.root]
+    for _ in range(_MANAGERS):
+        if not todo:
+            break
+        node = todo.pop(0)
+        reached, value = _value(node.get_source(), scope)
+        if not reached:
+            found.append(
+                Failure(
+                    Guard(expression=f"{node.get_source()} does not exist", source=node.get_source()), "other"
+                )
+            )
+            continue
+        failed = _leaves(node, value, scope)
+        found += failed
+        if not any(f.stage in ("type", "other") for f in failed):
+            todo += node.get_child_managers()
+    for leaf in manager.root.get_epilogue_lambda_guards():
+        found += [_failure(part, scope) for part in leaf.verbose_code_parts() if not _holds(part, scope)]
+    return found
+
+
+def complete(guard: Guard, scope: dict[str, Any]) -> Guard:
+    """The guard with ``actual`` and ``value_type`` evaluated from its source, where that has no side effect
+    and works.
+    """
+    source = guard.source
+    if guard.expression.startswith("GLOBAL_STATE changed") and "grad_mode" in guard.expression:
+        return dataclasses.replace(guard, **_grad_mode())
+    if source is None or guard.value_type is not None:
+        return guard
+    reached, value = _value(source, scope)
+    if not reached:
+        return guard
+    if guard.expression.startswith("len("):
+        try:
+            return dataclasses.replace(guard, actual=repr(len(value)), value_type=type(value).__name__)
+        except TypeError:
+            return guard
+    return dataclasses.replace(
+        guard, actual=guard.actual or short_repr(value), value_type=type(value).__name__
+    )
+
+
+def scope_of(entry: Any, f_locals: Mapping[str, Any]) -> dict[str, Any]:
+    """Names that an entry's guard texts may use, for these locals."""
+    return _scope(entry.guard_manager, f_locals)
+
+
+def _leaves(node: Any, value: Any, scope: dict[str, Any]) -> list[Failure]:
+    found: list[Failure] = []
+    for leaf in node.get_leaf_guards():
+        kind = type(leaf).__name__
+        if kind in _STATEFUL:
+            continue
+        if kind == "LAMBDA_GUARD":
+            found += [_failure(part, scope) for part in leaf.verbose_code_parts() if not _holds(part, scope)]
+        elif not _check(leaf, value):
+            found += _explain(kind, leaf.verbose_code_parts(), value, scope)
+    return found
+
+
+def _check(leaf: Any, value: Any) -> bool:
+    try:
+        return bool(leaf(value))
+    except Exception:  # noqa: BLE001 - a guard on an object of another type may raise anything: it does not hold
+        return False
+
+
+def _explain(kind: str, parts: list[str], value: Any, scope: dict[str, Any]) -> list[Failure]:
+    if kind == "TENSOR_MATCH" and parts:
+        differing = tensor_differences(parts[0], value)
+        if differing:
+            return differing
+    if kind == "GLOBAL_STATE":
+        return [_global_state(parts)]
+    return [_failure(parts[0], scope)] if parts else []
+
+
+def _global_state(parts: list[str]) -> Failure:
+    """The failing guard on torch's global state; what of it changed is told for the gradient mode, the
+    everyday case.
+    """
+    expected = re.search(r'"grad_mode":(true|false)', parts[0]) if parts else None
+    now = _grad_mode()
+    if expected is not None and expected.group(1) != now["actual"].lower():
+        return Failure(
+            Guard(expression="GLOBAL_STATE changed: grad_mode", source="grad_mode", **now), "global_state"
+        )
+    return Failure(Guard(expression="GLOBAL_STATE changed"), "global_state")
+
+
+def _grad_mode() -> dict[str, str]:
+    import torch
+
+    now = torch.is_grad_enabled()
+    return {"expected": str(not now), "actual": str(now), "value_type": "bool"}
+
+
+def _failure(part: str, scope: dict[str, Any]) -> Failure:
+    miss = recompile_reasons.parse(part)
+    return Failure(complete(miss.guard, scope), miss.stage)
+
+
+def tensor_differences(text: str, value: Any) -> list[Failure]:
+    """The properties by which a value differs from a ``check_tensor(...)`` text, in the order torch checks
+    them.
+    """
+    match = _TENSOR.match(text)
+    if match is None:
+        return []
+    source = match["source"]
+    found: list[Failure] = []
+
+    def differs(stage: str, where: str, expected: Any, actual: Any) -> None:
+        what = f"tensor {source!r} {stage} mismatch. expected {expected}, actual {actual}"
+        found.append(
+            Failure(
+                Guard(
+                    expression=what,
+                    source=where,
+                    expected=str(expected),
+                    actual=str(actual),
+                    value_type=type(value).__name__,
+                ),
+                stage,
+            )
+        )
+
+    if not hasattr(value, "requires_grad"):
+        differs("type", source, match["cls"], type(value).__name__)
+        return found
+    if type(value).__name__ != match["cls"]:
+        differs("type", source, match["cls"], type(value).__name__)
+    dtype = str(value.dtype).removeprefix("torch.")
+    if dtype != match["dtype"]:
+        differs("dtype", f"{source}.dtype", match["dtype"], dtype)
+    if str(bool(value.requires_grad)) != match["grad"]:
+        differs("requires_grad", f"{source}.requires_grad", match["grad"], bool(value.requires_grad))
+    for stage in ("size", "stride"):
+        expected = [item.strip() for item in match[stage].split(",")] if match[stage] else []
+        actual = [str(int(n)) for n in getattr(value, stage)()]
+        if len(expected) != len(actual):
+            differs("rank", f"{source}.dim()", len(expected), len(actual))
+            break
+        for i, (want, have) in enumerate(zip(expected, actual, strict=True)):
+            if want not in ("None", have):
+                differs(stage, f"{source}.{stage}()[{i}]", want, have)
+                # Strides follow sizes: counting both would make one changed length look like several.
+                if stage == "stride":
+                    break
+        if any(f.stage == "size" for f in found):
+            break
+    return found
+
+
+def _scope(manager: Any, f_locals: Mapping[str, Any]) -> dict[str, Any]:
+    scope = dict(manager.global_scope or {})
+    scope.update(manager.closure_vars or {})
+    scope["L"] = f_locals
+    scope.setdefault("G", manager.global_scope.get("G", {}) if manager.global_scope else {})
+    return scope
+
+
+def _value(source: str, scope: dict[str, Any]) -> tuple[bool, Any]:
+    """(True, value) of a guard source; (False, None) where the objects met have no such part."""
+    if source in ("L", "G"):
+        return True, scope[source]
+    try:
+        return True, eval(_compiled(source), scope)  # torch's own accessor expression over the frame's locals
+    except Exception:  # noqa: BLE001 - any object of the user's may raise anything when an attribute is missing
+        return False, None
+
+
+def _holds(part: str, scope: dict[str, Any]) -> bool:
+    try:
+        return bool(eval(_compiled(part), scope))  # torch's own guard expression
+    except Exception:  # noqa: BLE001 - a part that cannot be evaluated here says nothing
+        return True
+
+
+@functools.lru_cache(maxsize=8192)
+def _compiled(text: str) -> CodeType:
+    return compile(text, "<guard>", "eval")

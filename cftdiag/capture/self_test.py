@@ -1,0 +1,214 @@
+"""The self-test: provoke a break, a recompile and a limit hit, and see whether the recorder tells them right.
+
+Runs in a process of its own: what it compiles must not touch the caller's Dynamo.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from cftdiag.capture.probes import Check, probes
+from cftdiag.events import Event
+
+if TYPE_CHECKING:
+    from cftdiag.capture.recorder import Recorder
+
+_TIMEOUT = 180
+
+
+def run_selftest(timeout: float = _TIMEOUT) -> list[Check]:
+    """All probes and all provoked events, in a child process; a child that fails or hangs is a failed check,
+    never an exception.
+    """
+    command = [sys.executable, "-c", "from cftdiag.capture.self_test import main; main()"]
+    try:
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return [Check("self-test", False, f"the child process did not end: {error}")]
+    line = next((text for text in reversed(done.stdout.splitlines()) if text.startswith("[")), None)
+    if line is None:
+        last = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
+        return [Check("self-test", False, f"the child process failed: {last[0][:300]}")]
+    return [Check(**item) for item in json.loads(line)]
+
+
+def main() -> None:
+    """Entry of the child: one JSON line on stdout."""
+    logging.disable(logging.WARNING)
+    print(json.dumps([dataclasses.asdict(check) for check in [*probes(), *provoke()]]))
+
+
+def provoke() -> list[Check]:
+    """Compile tiny blocks that break, recompile and hit the limit in this process, and compare the events
+    with what must be there.
+    """
+    import torch
+
+    torch.set_num_threads(1)
+    return [_safely(name, test) for name, test in _TESTS.items()]
+
+
+def _safely(name: str, test: Callable[[], str | None]) -> Check:
+    import torch
+
+    torch._dynamo.reset()
+    try:
+        problem = test()
+    except Exception as error:  # noqa: BLE001 - whatever a hook of another torch raises is the answer
+        problem = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    return Check(name, problem is None, problem or "as expected")
+
+
+def _run(scale: Callable[[Any], Any], *lengths: int, **kwargs: Any) -> Recorder:
+    """Record two blocks, ``scale`` in each, over lengths."""
+    import torch
+
+    from cftdiag.capture.graph_counts import counting, track
+    from cftdiag.capture.recorder import Recorder
+
+    class Block(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lin = torch.nn.Linear(4, 4)
+
+        def forward(self, x: Any) -> Any:
+            return scale(self.lin(x)).relu()
+
+    model = torch.nn.Module()
+    model.layers = torch.nn.ModuleList(Block() for _ in range(2))
+    with Recorder(model) as rec:
+        for i, block in enumerate(model.layers):
+            block.compile(backend=counting("eager", rec), **kwargs)
+            track(block, f"layers.{i}", rec)
+        for length in lengths:
+            x = torch.ones(2, length, 4, requires_grad=True)
+            for block in model.layers:
+                x = block(x)
+    return rec
+
+
+def _only(rec: Recorder, kind: str) -> Event:
+    found = [event for event in rec.events if event.kind == kind]
+    if len(found) != 1:
+        raise LookupError(f"{len(found)} {kind} events instead of one")
+    return found[0]
+
+
+def _identity(x: Any) -> Any:
+    return x
+
+
+def _breaking(x: Any) -> Any:
+    import torch
+
+    torch._dynamo.graph_break()
+    return x
+
+
+def _compile() -> str | None:
+    event = _only(_run(_identity, 3), "compile")
+    return None if event.block == "layers.0" else f"the compile is booked on {event.block}"
+
+
+def _break() -> str | None:
+    event = _only(_run(_breaking, 3), "graph_break")
+    told = (event.block, event.detail["gb_id"], event.stack[-1].function if event.stack else None)
+    return None if told == ("layers.0", "GB0025", "_breaking") else f"told as {told}"
+
+
+def _fullgraph() -> str | None:
+    import torch
+
+    from cftdiag.capture.recorder import Recorder
+
+    with Recorder() as rec:
+        try:
+            torch.compile(_breaking, backend="eager", fullgraph=True)(torch.ones(3))
+        except Exception as error:  # noqa: BLE001 - its class is private to torch and the point is the event
+            told = _only(rec, "graph_break").detail
+            return (
+                None
+                if told["fullgraph"] and told["exception"] == type(error).__name__
+                else f"told as {dict(told)}"
+            )
+    return "fullgraph=True did not refuse a break"
+
+
+def _recompile() -> str | None:
+    event = _only(_run(_identity, 3, 5), "recompile")
+    guard = event.guard
+    told = None if guard is None else (guard.source, guard.expected, guard.actual)
+    return None if told == ("L['x'].size()[1]", "3", "5") else f"told as {told}"
+
+
+def _limit() -> str | None:
+    import torch
+
+    with torch._dynamo.config.patch(recompile_limit=2):
+        event = _only(_run(_identity, 3, 5, 7, dynamic=False), "limit_hit")
+    told = (event.detail["limit_kind"], event.detail["raised"], len(event.reasons))
+    return None if told == ("recompile_limit", False, 2) else f"told as {told}"
+
+
+def _graphs() -> str | None:
+    graphs = _run(_identity, 3).graphs
+    return None if graphs == {"layers.0": {"0/0"}, "layers.1": {"0/0"}} else f"told as {graphs}"
+
+
+def _probing() -> str | None:
+    import torch
+
+    from cftdiag.capture.cached_guards import probe
+
+    def scale(x: Any) -> Any:
+        return x * 2
+
+    torch.compile(scale, backend="eager", dynamic=False)(torch.ones(3))
+    hit, miss = probe(scale.__code__, {"x": torch.ones(3)}), probe(scale.__code__, {"x": torch.ones(4)})
+    good = len(hit) == 1 and hit[0][1] and len(miss) == 1 and not miss[0][1] and miss[0][2] is not None
+    return None if good else f"told as {hit} and {miss}"
+
+
+def _clean() -> str | None:
+    import torch
+
+    from cftdiag.capture.recorder import Recorder
+    from cftdiag.capture.tap import TRACE_LOGGER
+
+    def state() -> tuple[Any, ...]:
+        callbacks = torch._dynamo.callback.callback_handler
+        return (
+            list(logging.getLogger(TRACE_LOGGER).handlers),
+            list(callbacks.start_callbacks),
+            list(callbacks.end_callbacks),
+        )
+
+    before = state()
+    with Recorder():
+        pass
+    return None if state() == before else "a handler or callback was left behind"
+
+
+_TESTS: dict[str, Callable[[], str | None]] = {
+    "leaves torch as found": _clean,
+    "records a compile": _compile,
+    "records a graph break": _break,
+    "records a fullgraph failure": _fullgraph,
+    "records a recompile": _recompile,
+    "records a limit hit": _limit,
+    "counts graphs per block": _graphs,
+    "probes cached guards": _probing,
+}

@@ -1,4 +1,0 @@
-"""What the lengths of the user's data will cost: which of them compile, at which step, and which regions of batch x length share a graph.
-
-Torch-free but for :mod:`~cftdiag.check.forecast.frames` and :mod:`~cftdiag.check.forecast.sweep`, which run inside a pass.
-"""

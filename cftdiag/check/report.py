@@ -1,0 +1,79 @@
+"""The report of a check, as an object and as ``cftdiag.check/1`` JSON. Torch-free."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from cftdiag.findings import Finding, at_least
+
+SCHEMA = "cftdiag.check/1"
+
+VERDICTS = ("viable", "viable_with_recompiles", "not_viable", "error")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BlockResult:
+    """What became of one block. ``fullgraph`` is None where no fullgraph pass ran for it."""
+
+    fqn: str
+    cls: str
+    kind: str
+    graphs: int = 0
+    graph_breaks: int = 0
+    recompiles: int = 0
+    fullgraph: bool | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready dict; ``cls`` is spelled ``class``."""
+        data = dataclasses.asdict(self)
+        return {"fqn": data.pop("fqn"), "class": data.pop("cls"), **data}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CheckReport:
+    """Result of one check. Mappings hold what DESIGN's ``cftdiag.check/1`` names; seconds and gigabytes (1e9
+    bytes).
+    """
+
+    verdict: str
+    subject: Mapping[str, Any]
+    depth: str
+    target: str | None = None
+    environment: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    blocks: tuple[BlockResult, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    compiles: tuple[Mapping[str, Any], ...] = ()
+    forecast: Mapping[str, Any] | None = None
+    timing: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    undetermined: tuple[str, ...] = ()
+    check: Any = None
+    plan: Any = None
+    """:class:`cftdiag.plan.Plan` of a check with data; a file of its own, not part of the report's JSON."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The ``cftdiag.check/1`` object."""
+        return {
+            "schema": SCHEMA,
+            "verdict": self.verdict,
+            "subject": dict(self.subject),
+            "depth": self.depth,
+            "target": self.target,
+            "environment": dict(self.environment),
+            "blocks": [b.to_dict() for b in self.blocks],
+            "findings": [f.to_dict() for f in self.findings],
+            "compiles": [dict(c) for c in self.compiles],
+            "forecast": None if self.forecast is None else dict(self.forecast),
+            "timing": dict(self.timing),
+            "undetermined": list(self.undetermined),
+            "check": self.check,
+        }
+
+    def exit_code(self, fail_on: str = "error") -> int:
+        """0, 1 (a finding at or above ``fail_on``) or 3 (no conclusion)."""
+        if self.verdict == "error":
+            return 3
+        if fail_on == "never":
+            return 0
+        return int(any(at_least(f.severity, fail_on) for f in self.findings))

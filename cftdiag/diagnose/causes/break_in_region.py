@@ -1,0 +1,106 @@
+"""Graph breaks in a region that cannot be split: a checkpoint, an autograd.Function, a hook."""
+
+from __future__ import annotations
+
+import re
+
+from cftdiag.diagnose.engine.cause import BREAK, cause
+from cftdiag.events import Event
+from cftdiag.findings import Remedy
+
+CAUSES = (
+    cause(
+        "graph_break_in_checkpoint",
+        says="`{code}` breaks the graph inside a checkpointed function ({inner}); the whole checkpoint then runs eager.",
+        kinds=BREAK,
+        remedies=(
+            Remedy(summary="Remove the break itself ({inner})."),
+            Remedy(
+                summary="Let torch capture scalars and data-dependent shapes, if that is what breaks.",
+                change={
+                    "torch._dynamo.config.capture_scalar_outputs": True,
+                    "torch._dynamo.config.capture_dynamic_output_shape_ops": True,
+                },
+            ),
+            Remedy(
+                summary="Checkpoint around the compiled block: order AC -> compile -> FSDP2, with the checkpoint wrapper outside."
+            ),
+        ),
+    ),
+    cause(
+        "autograd_function",
+        says="`{code}` applies an autograd.Function that Dynamo cannot trace: {inner}.",
+        kinds=BREAK,
+        captured_by_fullgraph=True,
+        remedies=(
+            Remedy(
+                summary="Let torch capture scalars, if a host read is all that breaks.",
+                change={"torch._dynamo.config.capture_scalar_outputs": True},
+            ),
+            Remedy(
+                summary="Register it as a custom op: torch.library.custom_op with register_fake and register_autograd."
+            ),
+            Remedy(summary="Keep only traceable code in its forward and backward ({inner})."),
+        ),
+    ),
+    cause(
+        "disabled_hook",
+        says="`{code}` calls a module whose hook {function} is disabled for compilation{reason}.",
+        kinds=BREAK,
+        remedies=(
+            Remedy(summary="Put the hook (or fully_shard) on the block itself, not on a module inside it."),
+            Remedy(summary="Compile the inner modules without hooks and leave the hooked one eager."),
+            Remedy(summary="Remove torch.compiler.disable from the hook if Dynamo can trace it."),
+        ),
+    ),
+    cause(
+        "module_backward_hook",
+        says="`{code}` calls a module with a backward hook; that needs compiled autograd.",
+        kinds=BREAK,
+        remedies=(
+            Remedy(
+                summary="Register the hook on the compiled block itself, outside the compiled forward, or on a parameter (post_accumulate_grad_hook)."
+            ),
+            Remedy(
+                summary="Switch compiled autograd on: torch._dynamo.config.compiled_autograd = True.",
+                change={"torch._dynamo.config.compiled_autograd": True},
+            ),
+        ),
+    ),
+)
+
+_HOOK = re.compile(r"\bhook\(")
+
+
+def classify(event: Event) -> str | None:
+    """The cause of a break by the region it is in, or None when the region does not matter."""
+    detail = event.detail
+    operator = str(detail.get("operator") or detail.get("hop") or "")
+    if detail.get("in_checkpoint") or "checkpoint" in operator:
+        return "graph_break_in_checkpoint"
+    if (
+        detail.get("in_autograd_function")
+        or "autograd.Function" in operator
+        or "autograd.Function" in str(detail.get("gb_type") or "")
+    ):
+        return "autograd_function"
+    if detail.get("gb_id") in ("GB0083", "GB0029"):
+        return "module_backward_hook"
+    if disabled(event) and in_hook(event):
+        return "disabled_hook"
+    return None
+
+
+def disabled(event: Event) -> bool:
+    """True when what broke is wrapped in ``torch.compiler.disable``: a function, a method or a whole module."""
+    return event.detail.get("gb_id") in (
+        "GB0098",
+        "GB0099",
+    ) or "wrapped with `torch.compiler.disable`" in str(event.detail.get("explanation"))
+
+
+def in_hook(event: Event) -> bool:
+    """True when the break happened in or at the call of a module's hook."""
+    return any(
+        "torch/nn/modules/module.py" in (f.file or "") and _HOOK.search(f.code or "") for f in event.stack
+    )

@@ -1,0 +1,184 @@
+"""Graph breaks on a call: Dynamo meets a function that it does not trace."""
+
+from __future__ import annotations
+
+import re
+import sys
+
+from cftdiag.diagnose.causes import break_in_region
+from cftdiag.diagnose.causes.break_on_value import text
+from cftdiag.diagnose.engine import guard_texts
+from cftdiag.diagnose.engine.cause import BREAK, cause
+from cftdiag.events import Event
+from cftdiag.findings import Remedy
+
+CAUSES = (
+    cause(
+        "logging_call",
+        says="`{code}` logs from inside the compiled block.",
+        kinds=BREAK,
+        remedies=(
+            Remedy(
+                summary="Let Dynamo skip the call: torch._dynamo.config.ignore_logging_functions.add({logging_function}).",
+                change={"torch._dynamo.config.ignore_logging_functions": "{logging_function}"},
+            ),
+            Remedy(
+                summary="Move the message out of forward: emit it when the module is built or the configuration is read."
+            ),
+            Remedy(
+                summary="Keep the message but print it after the graph: torch._dynamo.config.reorderable_logging_functions.add({logging_function}).",
+                change={"torch._dynamo.config.reorderable_logging_functions": "{logging_function}"},
+            ),
+        ),
+    ),
+    cause(
+        "print_call",
+        says="`{code}` prints from inside the compiled block.",
+        kinds=BREAK,
+        remedies=(
+            Remedy(summary="Remove the print, or print what the block returns outside of it."),
+            Remedy(
+                summary="Let torch print after the graph: torch._dynamo.config.reorderable_logging_functions.add(print).",
+                change={"torch._dynamo.config.reorderable_logging_functions": "builtins.print"},
+            ),
+            Remedy(
+                summary="Drop prints while compiled: torch._dynamo.config.ignore_logging_functions.add(print).",
+                change={"torch._dynamo.config.ignore_logging_functions": "builtins.print"},
+            ),
+        ),
+    ),
+    cause(
+        "disabled_function",
+        says="`{code}` calls {function}, which is disabled for compilation{reason}.",
+        kinds=BREAK,
+        remedies=(
+            Remedy(summary="Remove torch.compiler.disable from {function} if Dynamo can trace it by now."),
+            Remedy(
+                summary="Register {function} as a custom op with a fake implementation, so that it stays in the graph."
+            ),
+            Remedy(summary="Call {function} before or after the compiled block."),
+        ),
+    ),
+    cause(
+        "ffi_call",
+        says="`{code}` calls foreign code{callee} that Dynamo cannot look into.",
+        kinds=BREAK,
+        remedies=(
+            Remedy(
+                summary="Wrap the call as a custom op (torch.library.custom_op, register_fake, register_autograd)."
+            ),
+            Remedy(
+                summary="Compute it outside the compiled block when it does not depend on the block's input."
+            ),
+        ),
+    ),
+    cause(
+        "rng_seed_call",
+        says="`{code}` changes the random state inside the compiled block.",
+        kinds=BREAK,
+        remedies=(
+            Remedy(summary="Seed or restore the state outside the compiled block."),
+            Remedy(
+                summary="For the same mask in forward and backward use torch.utils.checkpoint(preserve_rng_state=True)."
+            ),
+        ),
+    ),
+    cause(
+        "unsupported_call",
+        says="`{code}` calls {callee_name}, which Dynamo does not trace.",
+        kinds=BREAK,
+        remedies=(
+            Remedy(summary="Move the call out of the compiled block."),
+            Remedy(
+                summary="If it has no effect on the result, guard it: if not torch.compiler.is_compiling(): ..."
+            ),
+        ),
+    ),
+    cause(
+        "generic_break",
+        says="`{code}`: {gb_type}.",
+        kinds=BREAK,
+        remedies=(Remedy(summary="{hint}"), Remedy(summary="Move the construct out of the compiled block.")),
+    ),
+)
+
+_SEED = re.compile(
+    r"qualname: (?:\w+\.)?(?:manual_seed\w*|seed\w*|initial_seed|[gs]et_rng_state\w*|fork_rng|[gs]etstate)\b|fork_rng|torch\.(?:_C\.)?Generator"
+)
+_LOGGING = re.compile(
+    r"LoggingLoggerVariable|<Logger |module: logging\b|module: _?warnings\b|`logging\.|builtin (?:logging|warnings)"
+)
+_PRINT = re.compile(r"builtin print\b|`print`|TextIOWrapper|sys\.std(?:out|err)")
+_FOREIGN = re.compile(r"_FuncPtr|_CFuncPtr|_cffi|CompiledFFI|pybind11|PyCapsule|CPUDispatcher|CUDADispatcher")
+_SKIPPED = ("GB0007", "GB0008", "GB0009")
+_UNSUPPORTED = (
+    *_SKIPPED,
+    "GB0059",
+    "GB0147",
+    "GB0148",
+    "GB0156",
+    "GB0193",
+    "GB0197",
+    "GB4198",
+    "GB0123",
+    "GB0213",
+)
+
+
+def classify(event: Event) -> str:
+    """The cause of a break on a call; ``generic_break`` when it is none of the known kinds."""
+    gb, said = event.detail.get("gb_id"), text(event)
+    if (
+        gb == "GB0291"
+        or _LOGGING.search(said)
+        or any(re.search(r"/(logging/__init__|warnings)\.py$", f.file or "") for f in event.stack[-2:])
+    ):
+        return "logging_call"
+    if _PRINT.search(said):
+        return "print_call"
+    if gb == "GB7650" or (gb in (*_SKIPPED, "GB0208", "GB0363", "GB0142", "GB0055") and _SEED.search(said)):
+        return "rng_seed_call"
+    if break_in_region.disabled(event):
+        return "disabled_function"
+    if _FOREIGN.search(said) or (gb in _SKIPPED and _is_extension(said)):
+        return "ffi_call"
+    return "unsupported_call" if gb in _UNSUPPORTED else "generic_break"
+
+
+def _is_extension(said: str) -> bool:
+    """A skipped function without Python source, of a module outside the standard library and torch."""
+    if "likely a C extension or builtin" not in said and "C/C++ Python extension" not in said:
+        return False
+    found = re.search(r"module: (\S+?),", said)
+    root = found[1].split(".")[0] if found else ""
+    return root not in sys.stdlib_module_names and root not in ("torch", "builtins")
+
+
+def callee(event: Event) -> str | None:
+    """``time.time`` of a skipped function, ``open`` of a builtin, ``side`` of a disabled function; None where
+    torch does not say.
+    """
+    said = str(event.detail.get("context") or "")
+    if found := re.search(r"when calling `([^`]+)`", str(event.detail.get("explanation") or "")):
+        return guard_texts.pretty(re.sub(r"L\[['\"](\w+)['\"]\]", r"\1", found[1]))
+    if found := re.search(r"module: (\S+?), qualname: (\S+?),", said):
+        return found[2] if found[1].startswith("<") else f"{found[1]}.{found[2]}"
+    if found := re.search(r"<(?:bound method|function|built-in function) ([\w.<>]+)", said):
+        return found[1].replace("<locals>.", "")
+    if found := re.search(r"^builtin (\w+)", said):
+        return found[1]
+    if found := re.search(r"call_method \w+\((\w*)\) (\w+)", said):
+        return ".".join(p for p in found.groups() if p)
+    return None
+
+
+def logging_function(event: Event) -> str | None:
+    """Dotted name of the logging function to ignore: ``logging.Logger.warning``, ``warnings.warn``; None
+    where torch does not say.
+    """
+    said = text(event)
+    if found := re.search(r"method: <Logger [^>]*>\.(\w+)", said):
+        return f"logging.Logger.{found[1]}"
+    if re.search(r"module: _?warnings, qualname: (\w+)", said):
+        return "warnings.warn"
+    return None

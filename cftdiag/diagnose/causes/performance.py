@@ -1,0 +1,99 @@
+"""What costs time or memory without a break or a recompile, and results that are wrong."""
+
+from __future__ import annotations
+
+from cftdiag.diagnose.engine.cause import cause
+from cftdiag.findings import Remedy
+
+#: From this many equal blocks in one graph on, compiling per block is clearly cheaper (24 toy blocks: 3.4 s
+#: against 0.24 s).
+MANY_BLOCKS = 8
+
+CAUSES = (
+    cause(
+        "silent_wrong_numerics",
+        says="`{name}` differs between compiled and eager: {eager} eager, {compiled} compiled (relative {rel}){config}.",
+        kinds=("numerics",),
+        remedies=(
+            Remedy(
+                summary="Keep torch._functorch.config.activation_memory_budget = 1.0 and use torch.utils.checkpoint, which keeps random state.",
+                change={"torch._functorch.config.activation_memory_budget": 1.0},
+            ),
+            Remedy(
+                summary="Use an unfused loss, or check the custom operator with torch.autograd.gradcheck."
+            ),
+            Remedy(
+                summary="Find the layer that is wrong: backend aot_eager, then inductor.",
+                change={"compile_backend": "aot_eager"},
+            ),
+        ),
+    ),
+    cause(
+        "rank_divergent_recompile",
+        says="Rank {rank} recompiled {code_name} at step {step} while {others} did not.",
+        kinds=("perf",),
+        remedies=(
+            Remedy(
+                summary="Pad all ranks to one length per step, or pack to a fixed number of tokens.",
+                change={"pad_to_multiple_of": 128},
+            ),
+            Remedy(summary="Warm every shape on every rank, in one order, before the first step."),
+        ),
+    ),
+    cause(
+        "compile_time_depth",
+        says="{count} equal blocks are one graph{ops}; compiled per block one compile would serve all of them{seconds}.",
+        kinds=("perf",),
+        remedies=(
+            Remedy(
+                summary="Compile per block: for block in model.layers: block.compile().",
+                change={"compile_scope": "block"},
+            ),
+            Remedy(
+                summary="Mark the block with torch.compiler.nested_compile_region, so that it is compiled once inside the whole graph."
+            ),
+        ),
+    ),
+    cause(
+        "saved_tensor_hooks_whole_graph",
+        says="Hooks {hook} pack all tensors that `{block}` saves at once{counts}: within the compiled block nothing is saved.",
+        kinds=("perf",),
+        remedies=(
+            Remedy(
+                summary="Use activation checkpointing in the block and offload only what passes between blocks.",
+                change={"ac": "full"},
+            ),
+            Remedy(summary="Compile smaller pieces than the hooks cover."),
+        ),
+    ),
+    cause(
+        "cache_miss",
+        says="{cache} was bypassed {count} time(s): {message}.",
+        kinds=("perf",),
+        remedies=(
+            Remedy(summary="Remove what bypasses the cache ({message})."),
+            Remedy(summary="Reuse one process, or torch.compiler.save_cache_artifacts where it applies."),
+        ),
+    ),
+    cause(
+        "cudagraph_skip",
+        says="CUDA graphs were skipped {count} time(s): {message}.",
+        kinds=("perf",),
+        remedies=(
+            Remedy(summary="Remove what Inductor names ({message})."),
+            Remedy(summary="Drop mode='reduce-overhead'.", change={"compile_kwargs": {"mode": "default"}}),
+        ),
+    ),
+    cause(
+        "graph_runs_eager",
+        says="{blocks} ran without a single compiled graph.",
+        kinds=("perf",),
+        remedies=(
+            Remedy(
+                summary="Compile with fullgraph=True to see the reason as an error.",
+                change={"compile_kwargs": {"fullgraph": True}},
+            ),
+            Remedy(summary="Remove torch.compiler.disable or set_stance('force_eager') around the block."),
+        ),
+    ),
+)

@@ -1,0 +1,162 @@
+"""Recompiles by a Python value that reaches the block from outside: arguments, closures, classes, globals,
+the optimizer.
+"""
+
+from __future__ import annotations
+
+import re
+
+from cftdiag.diagnose.engine.cause import RECOMPILES, cause
+from cftdiag.diagnose.engine.miss import Miss
+from cftdiag.findings import Remedy
+
+CAUSES = (
+    cause(
+        "int_arg",
+        says="`{argument}` was {expected} when the code was compiled and is {actual} now.",
+        kinds=RECOMPILES,
+        remedies=(
+            Remedy(
+                summary="Look up outside the block what {argument} selects and pass that, or pass a 0-d tensor."
+            ),
+            Remedy(
+                summary="Compile with dynamic=True: integers are symbols from the first call on.",
+                change={"dynamic": True},
+            ),
+            Remedy(
+                summary="Without touching code: TORCH_COMPILE_DYNAMIC_SOURCES={dynamic_source}.",
+                change={"env": {"TORCH_COMPILE_DYNAMIC_SOURCES": "{dynamic_source}"}},
+            ),
+        ),
+    ),
+    cause(
+        "closure_identity",
+        says="`{argument}` carries a value in its closure that was {expected} when the code was compiled and is {actual} now.",
+        kinds=RECOMPILES,
+        remedies=(
+            Remedy(
+                summary="Build {argument} once, outside the loop, and carry what changes in tensors that it closes over."
+            ),
+            Remedy(summary="Build the mask (or BlockMask) outside the block and pass it."),
+        ),
+    ),
+    cause(
+        "helper_class_identity",
+        says="`{argument}` is an object of another class than {expected}, for which the code was compiled.",
+        kinds=RECOMPILES,
+        remedies=(
+            Remedy(
+                summary="Define the class of {argument} once at module level and pass objects of that class only."
+            ),
+            Remedy(summary="Pass the tensors that the block needs instead of the object."),
+        ),
+    ),
+    cause(
+        "class_attr",
+        says="Class attribute `{attribute}` was {expected} when the code was compiled and is {actual} now.",
+        kinds=RECOMPILES,
+        remedies=(
+            Remedy(summary="Copy {attribute} into the instance when it is built, or hold it in a tensor."),
+            Remedy(summary="Set it before the first compiled call and leave it."),
+        ),
+    ),
+    cause(
+        "global_value",
+        says="Global `{attribute}` was {expected} when the code was compiled and is {actual} now.",
+        kinds=RECOMPILES,
+        remedies=(
+            Remedy(summary="Hold {attribute} in a tensor and change it in place."),
+            Remedy(summary="Pass it as an argument, or set it once before compiling."),
+        ),
+    ),
+    cause(
+        "optimizer_lr_float",
+        says="`{attribute}` was {expected} when the code was compiled and is {actual} now.",
+        kinds=RECOMPILES,
+        remedies=(
+            Remedy(
+                summary="Build the optimizer with lr=torch.tensor(...) and let the scheduler change it in place."
+            ),
+            Remedy(summary="Compile the optimizer step after the first scheduler step."),
+        ),
+    ),
+    cause(
+        "object_identity",
+        says="`{argument}` is not the same object as when the code was compiled.",
+        kinds=RECOMPILES,
+        remedies=(
+            Remedy(summary="Create the object behind {argument} once and use it for every call."),
+            Remedy(summary="Accept one variant per object and warm them up."),
+        ),
+    ),
+    cause(
+        "generic_guard",
+        says="The guard `{guard}` failed.",
+        kinds=RECOMPILES,
+        remedies=(
+            Remedy(summary="Keep what the guard names constant between calls, or pass it as a tensor."),
+        ),
+    ),
+)
+
+_CLOSURE = re.compile(
+    r"\.__closure__\[|\.cell_contents|\.__(?:code|defaults|kwdefaults)__|\.keywords\[|\.func\b|\.__func__\b"
+)
+_OPTIMIZER = re.compile(r"param_groups\[\d+\]\[")
+_CLASS = re.compile(r"\btype\(|\.__class__\b|\.__mro__\[")
+_SCALARS = ("int", "float", "bool", "str")
+
+
+def classify(miss: Miss) -> str | None:
+    """The cause of a miss by a value from outside the module, or None when the guard is about the module
+    itself.
+    """
+    guard = miss.guard
+    if guard.root == "G":
+        return _global(miss)
+    if guard.prop in ("identity", "alias"):
+        return "object_identity"
+    if guard.prop == "type":
+        return "int_arg" if guard.expected in _SCALARS and guard.path == "" else _type(miss)
+    if guard.prop in ("value", "other", "none") and guard.root and miss.argument():
+        return "int_arg"
+    return None
+
+
+def early(miss: Miss) -> str | None:
+    """Causes that go before all others: what a closure carries, the optimizer's own settings, a value read
+    through the class.
+    """
+    if _CLOSURE.search(miss.guard.source):
+        return "closure_identity"
+    if _OPTIMIZER.search(miss.guard.source):
+        return "optimizer_lr_float"
+    return "class_attr" if miss.guard.prop == "value" and _CLASS.search(miss.guard.source) else None
+
+
+def _type(miss: Miss) -> str:
+    return (
+        "container_len"
+        if miss.guard.expected in ("list", "tuple", "dict", "set")
+        else "helper_class_identity"
+    )
+
+
+def _global(miss: Miss) -> str:
+    guard = miss.guard
+    if guard.prop == "identity":
+        return "object_identity"
+    if guard.prop == "type":
+        return "helper_class_identity"
+    owner = miss.event.detail.get("owner_type")
+    attribute = re.fullmatch(r"\[['\"][\w.]+['\"]\]((?:\.\w+)+)", guard.path)
+    if owner is not None:
+        return "class_attr" if owner == "type" or _CLASS.search(guard.source) else "global_value"
+    # Without the owner's type a capital letter tells a class from a module or an instance, as Python's naming
+    # does.
+    named = re.match(r"\[['\"](\w+)['\"]\]", guard.path)
+    return (
+        "class_attr"
+        if attribute and named and named[1][:1].isupper() and not named[1].isupper()
+        else "global_value"
+    )

@@ -1,0 +1,250 @@
+"""Recompiles by a size: which dimension it is, and why a dynamic one was not enough."""
+
+from __future__ import annotations
+
+import re
+
+from cftdiag.diagnose.engine import guard_texts
+from cftdiag.diagnose.engine.cause import RECOMPILES, cause
+from cftdiag.diagnose.engine.miss import Miss
+from cftdiag.findings import Remedy
+
+_DYNAMIC = Remedy(
+    summary="Compile with dynamic=True: sizes are symbols from the first call on.", change={"dynamic": True}
+)
+_AUTO = Remedy(
+    summary="Leave dynamic at torch's default instead of False: the second size makes the dimension dynamic.",
+    change={"dynamic": "auto"},
+)
+_MARK = Remedy(
+    summary="Mark the dimension before the first call: torch._dynamo.mark_dynamic({argument}, {dim}).",
+    change={"mark_dynamic": {"{argument}": ["{dim}"]}},
+)
+_SOURCES = Remedy(
+    summary="Without touching code: TORCH_COMPILE_DYNAMIC_SOURCES={dynamic_source}.",
+    change={"env": {"TORCH_COMPILE_DYNAMIC_SOURCES": "{dynamic_source}"}},
+)
+_NON_STRICT = Remedy(
+    summary="Let Inductor fuse without asking for the size: torch._inductor.config.triton.mix_order_reduction_non_strict_mode = True.",
+    change={"torch._inductor.config.triton.mix_order_reduction_non_strict_mode": True},
+)
+
+CAUSES = (
+    cause(
+        "seq_len",
+        says="Dimension {dim} of `{argument}` is the sequence length: compiled for {expected}, called with {actual}.",
+        kinds=RECOMPILES,
+        remedies=(
+            _DYNAMIC,
+            _AUTO,
+            _MARK,
+            _SOURCES,
+            Remedy(
+                summary="Pad or bucket to a few lengths in the collator.", change={"pad_to_multiple_of": 64}
+            ),
+            Remedy(
+                summary="Gate it in training: torch.compiler.set_stance('fail_on_recompile') after the warm-up turns a late recompile into an error."
+            ),
+        ),
+    ),
+    cause(
+        "batch_dim",
+        says="Dimension {dim} of `{argument}` is the batch: compiled for {expected}, called with {actual}.",
+        kinds=RECOMPILES,
+        remedies=(
+            Remedy(
+                summary="Drop the last partial batch: DataLoader(..., drop_last=True), or pad it.",
+                change={"drop_last": True},
+            ),
+            _DYNAMIC,
+            _AUTO,
+            _MARK,
+            _SOURCES,
+        ),
+    ),
+    cause(
+        "duck_shape",
+        says="`{argument}` dimension {dim} was equal to another dimension ({expected}) when the code was compiled; now it is {actual}.",
+        kinds=RECOMPILES,
+        remedies=(
+            Remedy(
+                summary="Switch duck sizing off: torch.fx.experimental._config.use_duck_shape = False.",
+                change={"torch.fx.experimental._config.use_duck_shape": False},
+            ),
+            Remedy(
+                summary="Warm up with sizes that equal no other dimension of any input.",
+                change={"first_length": "distinct"},
+            ),
+        ),
+    ),
+    cause(
+        "size_0_1",
+        says="Dimension {dim} of `{argument}` is {actual}, compiled for {expected}; 0 and 1 are compiled separately even with dynamic shapes.",
+        kinds=RECOMPILES,
+        remedies=(
+            Remedy(
+                summary="Keep that dimension at 2 or more: drop or pad batches of one.",
+                change={"drop_last": True},
+            ),
+            Remedy(
+                summary="Mark it unbacked: torch._dynamo.decorators.mark_unbacked({argument}, {dim}).",
+                change={"mark_unbacked": {"{argument}": ["{dim}"]}},
+            ),
+            Remedy(summary="Accept two variants and warm both before the first timed step."),
+        ),
+    ),
+    cause(
+        "shape_divisibility",
+        says="Compiled for `{guard}`; dimension {dim} of `{argument}` is {actual} now.",
+        kinds=RECOMPILES,
+        remedies=(
+            Remedy(
+                summary="Pad every batch to a multiple of {multiple}.",
+                change={"pad_to_multiple_of": "{multiple}"},
+            ),
+            Remedy(summary="Make the code pad unconditionally, so that no guard on the remainder is needed."),
+        ),
+    ),
+    cause(
+        "inductor_fusion_threshold",
+        says="Inductor's scheduler fused under the assumption `{guard}` ({added}).",
+        kinds=RECOMPILES,
+        remedies=(
+            _NON_STRICT,
+            Remedy(
+                summary="Switch that fusion off: torch._inductor.config.triton.mix_order_reduction = False.",
+                change={"torch._inductor.config.triton.mix_order_reduction": False},
+            ),
+            Remedy(
+                summary="Keep batch x length on one side of the threshold (pack to a fixed number of tokens)."
+            ),
+            Remedy(
+                summary="Ignore range guards of cached code: torch._inductor.config.unsafe_skip_cache_dynamic_shape_guards = True.",
+                change={"torch._inductor.config.unsafe_skip_cache_dynamic_shape_guards": True},
+                unsafe=True,
+            ),
+        ),
+    ),
+    cause(
+        "inductor_size_regime",
+        says="Inductor's code holds for `{guard}` only ({added}).",
+        kinds=RECOMPILES,
+        remedies=(
+            Remedy(summary="Warm one length of each range before the first step."),
+            Remedy(summary="Pack or pad to one length.", change={"pad_to_multiple_of": 1024}),
+            Remedy(
+                summary="Ignore range guards of cached code: torch._inductor.config.unsafe_skip_cache_dynamic_shape_guards = True.",
+                change={"torch._inductor.config.unsafe_skip_cache_dynamic_shape_guards": True},
+                unsafe=True,
+            ),
+        ),
+    ),
+    cause(
+        "stride",
+        says="`{argument}` has another memory layout than when the code was compiled (stride {dim}: {expected} then, {actual} now).",
+        kinds=RECOMPILES,
+        remedies=(
+            Remedy(summary="Call {argument}.contiguous() before the block on every path."),
+            Remedy(summary="Accept one variant per layout and warm them up."),
+        ),
+    ),
+)
+
+
+def classify(miss: Miss) -> str | None:
+    """The cause of a miss by size, stride or an expression over sizes; None when the guard is about something
+    else.
+    """
+    guard = miss.guard
+    if guard.prop == "stride":
+        return "stride"
+    if guard.prop not in ("size", "shape"):
+        return None
+    added = guard_texts.added_in(guard.comment)
+    if re.search(r"%|\bMod\(", guard.text):
+        return "shape_divisibility"
+    if "_inductor/" in added:
+        return "inductor_fusion_threshold" if "_inductor/scheduler.py" in added else "inductor_size_regime"
+    if not miss.in_time() and (miss.on_module() or (guard.prop == "size" and miss.modules_differ())):
+        return "per_layer_attr"
+    if guard.prop == "size":
+        return _fixed(miss)
+    if _equality(guard):
+        return "duck_shape"
+    actual = actual_size(miss)
+    if actual in (0, 1) or re.search(r"!= [01]$", guard.text) or re.fullmatch(r"[12] <= \S+", guard.text):
+        return "size_0_1"
+    return dimension(miss)
+
+
+def _fixed(miss: Miss) -> str:
+    """A size that was compiled as a constant."""
+    guard = miss.guard
+    later = re.search(r"/(\d+)", miss.entry or "")
+    dynamic = miss.dynamic is True or (miss.dynamic is None and later is not None and int(later[1]) > 0)
+    if guard.expected in (0, 1) and not isinstance(guard.expected, bool) and dynamic:
+        return "size_0_1"
+    if miss.dynamic is True and not miss.on_module() and _equals_another(miss):
+        return "duck_shape"
+    return dimension(miss)
+
+
+def _equality(guard: guard_texts.View) -> bool:
+    """``x.size()[1] == y.size()[0]``, or a size that happened to equal an offset into a tensor's storage."""
+    sides = guard.text.split(" == ")
+    return (
+        len(sides) == 2
+        and sides[0] != sides[1]
+        and all(re.fullmatch(r"[^=<>!]*\.(size|storage_offset)\(\)[^=<>!]*", s) for s in sides)
+    )
+
+
+def _equals_another(miss: Miss) -> bool:
+    """True when the size that was fixed equals another dimension of the inputs of the call that compiled it."""
+    guard = miss.guard
+    for name, described in miss.entry_arguments.items():
+        for dim, size in enumerate(described.get("shape", ()) if isinstance(described, dict) else ()):
+            if size == guard.expected and (name, dim) != (guard.source, guard.dim):
+                return True
+    return False
+
+
+def actual_size(miss: Miss) -> int | None:
+    """The size that was met."""
+    guard = miss.guard
+    if isinstance(guard.actual, int):
+        return guard.actual
+    return miss.size(guard.source, guard.dim) if guard.dim is not None else None
+
+
+def entry_size(miss: Miss) -> int | None:
+    """The size that the entry was compiled with."""
+    guard = miss.guard
+    if guard.prop == "size" and isinstance(guard.expected, int):
+        return guard.expected
+    return miss.size(guard.source, guard.dim, of_entry=True) if guard.dim is not None else None
+
+
+def dimension(miss: Miss) -> str:
+    """``batch_dim`` or ``seq_len``: by the batch's own dimensions, then by which of them varies, then by
+    position.
+    """
+    context, step, actual, expected = miss.context, miss.event.step, actual_size(miss), entry_size(miss)
+    batch, length = context.batch_size_at(step), context.length_at(step)
+    varying = (len(set(context.batch_sizes)) > 1, len(set(context.lengths)) > 1)
+    is_batch = actual is not None and actual == batch and expected in (None, *context.batch_sizes)
+    is_length = actual is not None and actual == length and expected in (None, *context.lengths)
+    if is_batch != is_length:
+        return "batch_dim" if is_batch else "seq_len"
+    if varying[0] != varying[1]:
+        return "batch_dim" if varying[0] else "seq_len"
+    if actual is not None and batch and length and actual == batch * length:
+        return "seq_len"
+    shape = miss.shape_of(miss.guard.source)
+    return "batch_dim" if miss.guard.dim == 0 and (shape is None or len(shape) > 1) else "seq_len"
+
+
+def multiple(guard: guard_texts.View) -> int | None:
+    """8 of ``(x.size()[1] % 8) == 0``."""
+    found = re.search(r"% (\d+)|Mod\([^,]+, (\d+)\)", guard.text)
+    return int(found[1] or found[2]) if found else None

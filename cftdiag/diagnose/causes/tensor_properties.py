@@ -1,0 +1,92 @@
+"""Recompiles by a property of a tensor other than its shape."""
+
+from __future__ import annotations
+
+from cftdiag.diagnose.engine.cause import RECOMPILES, cause
+from cftdiag.diagnose.engine.miss import Miss
+from cftdiag.findings import Remedy
+
+CAUSES = (
+    cause(
+        "requires_grad",
+        says="`{argument}` has requires_grad={actual} here; the code was compiled for {expected}.",
+        kinds=RECOMPILES,
+        remedies=(
+            Remedy(
+                summary="Make the first block's input require grad (model.enable_input_require_grads(), or x.requires_grad_() after the embedding).",
+                change={"input_requires_grad": True},
+            ),
+            Remedy(summary="Accept exactly two variants; warm both up."),
+        ),
+    ),
+    cause(
+        "dtype",
+        says="`{argument}` is {actual} here; the code was compiled for {expected}.",
+        kinds=RECOMPILES,
+        remedies=(
+            Remedy(
+                summary="Cast {argument} to one dtype before the first block, or keep the residual stream in one dtype."
+            ),
+            Remedy(summary="Train without autocast, in the weights' own dtype.", change={"autocast": False}),
+        ),
+    ),
+    cause(
+        "tensor_type",
+        says="`{argument}` is a {actual} here; the code was compiled for another class of tensor.",
+        kinds=RECOMPILES,
+        remedies=(
+            Remedy(
+                summary="Convert {argument} to a plain tensor before the block (wait_tensor, to_local, .data), on every call."
+            ),
+            Remedy(summary="Accept one variant per class and warm them up."),
+        ),
+    ),
+    cause(
+        "none_vs_tensor",
+        says="`{argument}` is {actual} here; the code was compiled for {expected}.",
+        kinds=RECOMPILES,
+        remedies=(
+            Remedy(summary="Pass {argument} in every call (a full mask instead of None), or in none."),
+            Remedy(summary="Accept two variants and warm both up."),
+        ),
+    ),
+)
+
+_NONE = "NoneType"
+
+
+def classify(miss: Miss) -> str | None:
+    """The cause of a miss by a property of a tensor, or None when the guard is about something else."""
+    guard = miss.guard
+    if guard.prop == "requires_grad":
+        return "requires_grad"
+    if guard.prop == "dtype":
+        return "dtype"
+    if guard.prop == "dispatch":
+        return "grad_mode" if _inference(str(guard.expected), str(guard.actual)) else "tensor_type"
+    if guard.prop == "tensor_type":
+        if guard.value_type == _NONE:
+            return "per_layer_attr" if miss.on_module() and not miss.in_time() else "none_vs_tensor"
+        return "tensor_type"
+    if guard.prop == "none" and miss.argument() and "." not in guard.path:
+        return "none_vs_tensor"
+    if (
+        guard.prop in ("value", "type", "attribute", "contains")
+        and miss.argument()
+        and "." not in guard.path
+        and guard.value_type == _NONE
+    ):
+        return "none_vs_tensor"
+    if guard.prop == "type" and guard.expected == _NONE and miss.argument():
+        return "none_vs_tensor"
+    return None
+
+
+def _inference(expected: str, actual: str) -> bool:
+    """True when only autograd's keys differ: the tensor was made in inference mode."""
+    keys = [
+        {k.strip() for k in text.removeprefix("DispatchKeySet(").rstrip(")").split(",")}
+        for text in (expected, actual)
+    ]
+    differing = keys[0] ^ keys[1]
+    return bool(differing) and all(k == "ADInplaceOrView" or k.startswith("Autograd") for k in differing)

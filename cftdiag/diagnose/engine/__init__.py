@@ -1,0 +1,1 @@
+"""From events to findings: the parts that know no single cause."""

@@ -1,0 +1,129 @@
+"""What the diagnosis knows beside the events: the blocks, the data's own dimensions, and facts found by
+behaviour.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from cftdiag.events import Event
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Block:
+    """One block that is meant to be compiled."""
+
+    fqn: str
+    cls: str
+    kind: str
+    """Label shared by structurally equal blocks."""
+    index: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Context:
+    """What was checked or run; every field may stay at its default, the diagnosis then falls back to the
+    events alone.
+
+    ``probes`` holds what no event of torch tells, found by watching behaviour:
+
+    - ``late_hooks``: ``[{"block", "module", "hook", "kind", "step", "file", "line"}]``, hooks put on a module
+      inside a compiled block after the
+      block's first compiled call, which the compiled code ignores;
+    - ``never_run``: names of blocks that were compiled and whose compiled code was never called;
+    - ``calls``: ``{block: calls}``, how often each compiled block was called;
+    - ``saved_tensor_hooks``: ``[{"block", "packs", "unpacks", "hook", "file", "line"}]``, blocks that ran
+      compiled under
+      ``torch.autograd.graph.saved_tensors_hooks`` which are not the checkpoint's own;
+    - ``numerics``: ``{"ok", "backend", "failed", "config", "worst": {"name", "block", "eager", "compiled",
+      "max_abs", "rel"}}``;
+    - ``compile_time``: ``{"whole_seconds", "block_seconds"}``;
+    - ``timeout``: ``{"seconds", "phase", "step"}``, the pass was stopped while it compiled;
+    - ``cudagraph_skips``: ``{reason: count}``;
+    - ``main_thread_limit``: ``recompile_limit`` as the main thread sees it;
+    - ``captured_error``: ``{"type", "message"}``, an exception that ended the run and is not among the
+      events.
+    """
+
+    blocks: Sequence[Block] = ()
+    lengths: Sequence[int | None] = ()
+    """Sequence length by step, the first step first."""
+    batch_sizes: Sequence[int | None] = ()
+    """Rows by step, the first step first."""
+    graphs: Mapping[str, int] | None = None
+    """Number of compiled graphs that each block ran."""
+    ran: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
+    """Compile ids of the graphs that each block ran: a block that ran an entry and missed it at another time
+    met a change in time.
+    """
+    fullgraph: Mapping[str, bool | None] = dataclasses.field(default_factory=dict)
+    """Whether ``fullgraph=True`` captured the block; None or absent when that was not tried."""
+    fullgraph_breaks: Sequence[Event] = ()
+    """The graph breaks (and errors) of the fullgraph pass."""
+    wrap: bool = False
+    """The subject compiles itself: no fullgraph pass, every break counts."""
+    ac: str = "none"
+    scope: str = "block"
+    depth: str = "joint"
+    limit: int = 8
+    compile_kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    probes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def block(self, fqn: str | None) -> Block | None:
+        """The block of that name, or the block that holds a module of that name."""
+        if fqn is None:
+            return None
+        for block in self.blocks:
+            if fqn == block.fqn or fqn.startswith(block.fqn + "."):
+                return block
+        return None
+
+    def index(self, fqn: str | None) -> int | None:
+        """Position of a block: its own index where known, else the last number of its name."""
+        block = self.block(fqn)
+        if block is not None:
+            return block.index
+        found = re.findall(r"\.(\d+)(?:\.|$)", fqn or "")
+        return int(found[-1]) if found else None
+
+    def same_kind(self, fqn: str | None) -> tuple[str, ...]:
+        """Names of the blocks that are structurally equal to this one, itself included."""
+        block = self.block(fqn)
+        if block is None:
+            return (fqn,) if fqn else ()
+        return tuple(b.fqn for b in self.blocks if b.kind == block.kind)
+
+    def length_at(self, step: int) -> int | None:
+        """Length of the batch of a step (1-based; 0, the warm-up, counts as the first)."""
+        return _at(self.lengths, step)
+
+    def batch_size_at(self, step: int) -> int | None:
+        """Rows of the batch of a step (1-based; 0, the warm-up, counts as the first)."""
+        return _at(self.batch_sizes, step)
+
+    def shorten(self, fqns: Iterable[str]) -> tuple[str, ...]:
+        """Names as a report shows them: ``layers.*`` when every block under that name is meant, else the
+        names in order.
+        """
+        names = list(dict.fromkeys(fqns))
+        out: list[str] = []
+        known = [b.fqn for b in self.blocks]
+        for name in names:
+            glob = re.sub(r"(^|\.)\d+$", r"\1*", name)
+            family = [
+                k for k in known if fnmatch.fnmatchcase(k, glob) and re.sub(r"(^|\.)\d+$", r"\1*", k) == glob
+            ]
+            if glob != name and len(family) > 1 and set(family) <= set(names):
+                name = glob
+            if name not in out:
+                out.append(name)
+        return tuple(out)
+
+
+def _at(values: Sequence[int | None], step: int) -> int | None:
+    index = max(step - 1, 0)
+    return values[index] if index < len(values) else None

@@ -1,0 +1,131 @@
+"""A finding in the making: sightings of one cause are gathered until all events were read."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+from cftdiag.diagnose.engine.cause import Cause, fill
+from cftdiag.diagnose.engine.context import Context
+from cftdiag.diagnose.engine.registry import CAUSES
+from cftdiag.events import Event
+from cftdiag.findings import SEVERITIES, Finding, Remedy, Where
+
+#: More lines than this say nothing new.
+_EVIDENCE = 8
+
+
+@dataclasses.dataclass(kw_only=True)
+class Draft:
+    """One finding while it is gathered; ``key`` says which sightings are the same finding."""
+
+    key: tuple[Any, ...]
+    kind: str
+    cause: str
+    severity: str
+    where: Where = dataclasses.field(default_factory=Where)
+    guard: str | None = None
+    gb_id: str | None = None
+    blocks: list[str] = dataclasses.field(default_factory=list)
+    count: int = 0
+    steps: list[int] = dataclasses.field(default_factory=list)
+    evidence: list[str] = dataclasses.field(default_factory=list)
+    facts: dict[str, Any] = dataclasses.field(default_factory=dict)
+    notes: list[str] = dataclasses.field(default_factory=list)
+    """Sentences to add to the explanation."""
+
+    def note(self, *texts: str) -> None:
+        """Add evidence, each line once."""
+        for text in texts:
+            if text and text not in self.evidence:
+                self.evidence.append(text)
+
+    def seen(self, event: Event, blocks: Iterable[str] = ()) -> None:
+        """Count one sighting."""
+        self.count += 1
+        self.steps.append(event.step)
+        self.blocks += [b for b in blocks if b not in self.blocks]
+
+    def finding(self, context: Context) -> Finding:
+        """The finding, with its explanation and the remedies that apply."""
+        cause = CAUSES[self.cause]
+        steps = tuple(sorted(set(self.steps)))
+        lengths = dict.fromkeys(n for n in (context.length_at(s) for s in steps) if n is not None)
+        return Finding(
+            kind=self.kind,
+            cause=self.cause,
+            severity=self.severity,
+            blocks=context.shorten(self.blocks),
+            where=self.where,
+            guard=self.guard,
+            gb_id=self.gb_id,
+            count=max(self.count, 1),
+            steps=steps,
+            lengths=tuple(lengths),
+            evidence=tuple(self.evidence[:_EVIDENCE]),
+            explanation=" ".join([self._says(cause), *self.notes]),
+            remedies=_remedies(cause, self, context),
+            doc=cause.doc(),
+        )
+
+    def _says(self, cause: Cause) -> str:
+        known = {k: v for k, v in self.facts.items() if v is not None}
+        try:
+            return cause.says.format(**known)
+        except KeyError:
+            return f"{cause.title}. {cause.what.split('. ')[0].rstrip('.')}."
+
+
+class Drafts:
+    """Drafts by key, in the order of their first sighting."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[Any, ...], Draft] = {}
+
+    def get(self, kind: str, cause: str, severity: str, *key: Any) -> tuple[Draft, bool]:
+        """The draft of that key (made when new), and whether it is new; the worse severity stays."""
+        whole = (kind, cause, *key)
+        draft = self._found.get(whole)
+        if draft is not None:
+            draft.severity = max(draft.severity, severity, key=SEVERITIES.index)
+            return draft, False
+        draft = self._found[whole] = Draft(key=whole, kind=kind, cause=cause, severity=severity)
+        return draft, True
+
+    def __iter__(self) -> Any:
+        return iter(list(self._found.values()))
+
+    def of(self, *kinds: str) -> list[Draft]:
+        """Drafts of these kinds."""
+        return [d for d in self._found.values() if d.kind in kinds]
+
+
+def _remedies(cause: Cause, draft: Draft, context: Context) -> tuple[Remedy, ...]:
+    found = [fill(r, draft.facts) for r in cause.remedies if _applies(r, draft, context)]
+    found = [r for r in found if not r.summary.startswith("<")]
+    return tuple(sorted(found, key=lambda r: r.unsafe))
+
+
+def _applies(remedy: Remedy, draft: Draft, context: Context) -> bool:
+    """False for a change that is already in force, and for one that cannot touch this finding."""
+    change = dict(remedy.change or {})
+    if "dynamic" in change:
+        now = context.compile_kwargs.get("dynamic")
+        return now is False if change["dynamic"] == "auto" else now is not True
+    if change.get("compile_kwargs") == {"fullgraph": True}:
+        return not context.compile_kwargs.get("fullgraph") and draft.severity != "error"
+    if "attn" in change or "flash_varlen" in change:
+        return "/transformers/" in (draft.where.file or "") and "flash" in (draft.where.file or "")
+    return True
+
+
+def region(event: Event) -> str | None:
+    """Name of the region of an event: its block, ``optimizer.step`` for a compiled optimizer, None when
+    unknown.
+    """
+    if event.block:
+        return event.block
+    if event.code is not None and "/torch/optim/" in event.code.file:
+        return "optimizer.step"
+    return None

@@ -1,0 +1,296 @@
+"""Errors, and what behaviour shows where torch emits no event: drafts from exceptions and from
+``Context.probes``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cftdiag.diagnose.causes import errors
+from cftdiag.diagnose.causes.performance import MANY_BLOCKS
+from cftdiag.diagnose.engine import places
+from cftdiag.diagnose.engine.context import Context
+from cftdiag.diagnose.engine.draft import Drafts, region
+from cftdiag.diagnose.engine.miss import RESUME
+from cftdiag.events import Event
+from cftdiag.findings import Where
+
+#: Exceptions that have an event of their own kind: a break, or a limit hit.
+_HAVE_EVENTS = (
+    "Unsupported",
+    "UserError",
+    "GuardOnDataDependentSymNode",
+    "UncapturedHigherOrderOpError",
+    "FailOnRecompileLimitHit",
+    "RecompileError",
+)
+
+
+def gather(events: Sequence[Event], context: Context, drafts: Drafts) -> None:
+    """Draft errors, wrong numerics and performance findings."""
+    for event in (*events, *(e for e in context.fullgraph_breaks if e.kind == "error")):
+        if event.kind == "error":
+            _error(str(event.detail.get("type")), str(event.detail.get("message")), event, context, drafts)
+        elif event.kind == "limit_hit":
+            _other_thread(event, context, drafts)
+    said = context.probes.get("captured_error")
+    if said and not any(e.kind == "error" for e in events):
+        _error(str(said.get("type")), str(said.get("message")), None, context, drafts)
+    _hooks(context, drafts)
+    _numerics(context, drafts)
+    _timeout(context, drafts)
+    _depth(events, context, drafts)
+    _saved_tensors(context, drafts)
+    _ranks(events, drafts)
+    _caches(events, context, drafts)
+    _eager(context, drafts)
+
+
+def _error(kind: str, message: str, event: Event | None, context: Context, drafts: Drafts) -> None:
+    if kind in _HAVE_EVENTS and (drafts.of("graph_break", "limit_hit", "recompile") or event is None):
+        return
+    limits = drafts.of("limit_hit")
+    step = event.step if event is not None else None
+    cast = any(
+        d.cause == "dtype" or "autocast" in (d.guard or "") for d in drafts.of("recompile") if step in d.steps
+    )
+    cause = errors.classify(kind, message, limit_hit=bool(limits), cast=cast)
+    draft, new = drafts.get("error", cause, "error")
+    name = region(event) if event is not None else None
+    blocks = (
+        list(context.same_kind(name))
+        if name
+        else [b.fqn for b in context.blocks]
+        if cause.startswith("ac_")
+        else []
+    )
+    if event is not None:
+        draft.seen(event, blocks or ([name] if name else []))
+    if not new:
+        return
+    first, named = errors.told(message)
+    saved, again = errors.dtypes(message) or ("", "")
+    limit = context.limit
+    draft.where = (
+        places.of(named) if named is not None else places.place(event) if event is not None else Where()
+    )
+    draft.facts = {
+        "type": kind,
+        "message": first[:300],
+        "expected": saved,
+        "actual": again,
+        "limit_note": f": the recompile limit ({limit}) tripped in between" if limits else "",
+        "more": 2 * limit,
+    }
+    if cause.startswith("ac_"):
+        draft.guard = next(
+            (d.guard for d in limits + sorted(drafts.of("recompile"), key=lambda d: -d.count)), None
+        )
+    draft.note(
+        f"{kind}: {first[:300]}",
+        *(line.strip() for line in message.splitlines()[1:8] if len(line.strip()) > 1),
+    )
+    draft.note(*(f"grew from {d.kind} {d.cause}: {d.guard}" for d in limits))
+
+
+def _other_thread(event: Event, context: Context, drafts: Drafts) -> None:
+    """A limit that is lower where it was hit than in the main thread."""
+    # A hard failure (fullgraph) does not name the limit: then it is the number of entries that were there.
+    seen = event.detail.get("limit") or len(event.reasons) or None
+    main = event.detail.get("main_thread_limit") or context.probes.get("main_thread_limit") or context.limit
+    if (
+        seen is None
+        or int(seen) >= int(main)
+        or event.detail.get("limit_kind") == "accumulated_recompile_limit"
+    ):
+        return
+    draft, new = drafts.get("error", "limit_not_visible_in_thread", "error")
+    draft.seen(event, context.same_kind(region(event)))
+    if new:
+        draft.where = places.place(event)
+        draft.guard = f"recompile_limit {seen} in the worker thread, {main} in the main thread"
+        draft.facts = {"limit": seen, "main_limit": f" ({main})", "more": 2 * int(main)}
+        thread = event.detail.get("thread")
+        draft.note(f"limit {seen} hit{f' in thread {thread}' if thread else ''}; the main thread has {main}")
+
+
+def _hooks(context: Context, drafts: Drafts) -> None:
+    for hook in context.probes.get("late_hooks") or ():
+        draft, new = drafts.get("error", "late_hook_ignored", "error", hook.get("hook"), hook.get("kind"))
+        draft.blocks += [b for b in [hook.get("block")] if b and b not in draft.blocks]
+        draft.steps.append(int(hook.get("step") or 0))
+        draft.count += 1
+        draft.note(
+            f"{hook.get('kind') or 'forward'} hook {hook.get('hook')} on {hook.get('module')}, step {hook.get('step')}"
+        )
+        if new:
+            draft.where = Where(file=hook.get("file"), line=hook.get("line"), function=hook.get("hook"))
+            draft.facts = {k: hook.get(k) for k in ("hook", "module", "step")}
+    never = [str(b) for b in context.probes.get("never_run") or ()]
+    if never and not drafts.of("error"):
+        draft, _ = drafts.get("error", "compiled_region_not_reached", "error")
+        draft.blocks += never
+        draft.count = len(never)
+        draft.facts = {"blocks": ", ".join(context.shorten(never))}
+        draft.note(f"{len(never)} compiled blocks, no call of their compiled code")
+
+
+def _numerics(context: Context, drafts: Drafts) -> None:
+    found: Mapping[str, Any] = context.probes.get("numerics") or {}
+    if not found or found.get("ok", True):
+        return
+    worst = found.get("worst") or {}
+    draft, _ = drafts.get("numerics", "silent_wrong_numerics", "error")
+    block = worst.get("block")
+    draft.blocks += [str(block)] if block else [b.fqn for b in context.blocks]
+    draft.count = max(len(found.get("failed") or ()), 1)
+    config = ", ".join(f"{k}={v}" for k, v in (found.get("config") or {}).items())
+    draft.facts = {k: worst.get(k) for k in ("name", "eager", "compiled", "rel")} | {
+        "config": f" with {config}" if config else ""
+    }
+    draft.note(
+        *(f"differs: {name}" for name in list(found.get("failed") or ())[:5]),
+        f"backend {found.get('backend')}",
+    )
+
+
+def _timeout(context: Context, drafts: Drafts) -> None:
+    """A pass that ran out of its time while it compiled: what takes minutes here takes minutes on every rank."""
+    found: Mapping[str, Any] = context.probes.get("timeout") or {}
+    if not found:
+        return
+    draft, _ = drafts.get("perf", "compile_time_depth", "warning")
+    draft.blocks += [b.fqn for b in context.blocks]
+    draft.count = 1
+    draft.note(
+        f"not compiled after {found.get('seconds'):.0f} s, at step {found.get('step')}: the pass was stopped there"
+    )
+
+
+def _depth(events: Sequence[Event], context: Context, drafts: Drafts) -> None:
+    """One graph over many equal blocks: a compile of the model itself."""
+    kinds = Counter(b.kind for b in context.blocks)
+    count = max(kinds.values(), default=0)
+    if count < MANY_BLOCKS:
+        return
+    for event in events:
+        whole = (
+            event.kind == "compile"
+            and event.region != "backward"
+            and event.block == "<root>"
+            and event.detail.get("status") == "ok"
+        )
+        ops = event.detail.get("ops")
+        if (
+            not whole
+            or (event.code is not None and RESUME in event.code.qualname)
+            or (ops is not None and ops < 2 * count)
+        ):
+            continue
+        draft, new = drafts.get("perf", "compile_time_depth", "warning")
+        draft.seen(event, ["<root>"])
+        if new:
+            times = context.probes.get("compile_time") or {}
+            spent = times.get("whole_seconds") or event.seconds.get("total")
+            one = times.get("block_seconds")
+            draft.where = (
+                Where(file=event.code.file, line=event.code.line, function=event.code.qualname)
+                if event.code
+                else Where()
+            )
+            draft.facts = {
+                "count": count,
+                "ops": f" ({ops} operations)" if ops else "",
+                "seconds": f": {spent:.1f} s against {one:.1f} s" if spent and one else "",
+            }
+            draft.note(
+                f"one graph of {ops} operations over {count} equal blocks"
+                + (f", {spent:.1f} s to compile" if spent else "")
+            )
+
+
+def _saved_tensors(context: Context, drafts: Drafts) -> None:
+    for hook in context.probes.get("saved_tensor_hooks") or ():
+        draft, new = drafts.get("perf", "saved_tensor_hooks_whole_graph", "warning")
+        draft.count += 1
+        draft.blocks += [b for b in [hook.get("block")] if b and b not in draft.blocks]
+        packs = hook.get("packs")
+        draft.note(f"{hook.get('block')}: {packs} tensors packed at once, hook {hook.get('hook')}")
+        if new:
+            draft.where = Where(file=hook.get("file"), line=hook.get("line"), function=hook.get("hook"))
+            draft.facts = {
+                "hook": hook.get("hook"),
+                "block": hook.get("block"),
+                "counts": f" ({packs} of them)" if packs else "",
+            }
+
+
+def _ranks(events: Sequence[Event], drafts: Drafts) -> None:
+    """Recompiles of one code at a step on some ranks only, among ranks that were at that step."""
+    ranks = {e.rank for e in events}
+    if len(ranks) < 2:
+        return
+    at: dict[tuple[str, int], list[Event]] = defaultdict(list)
+    for event in events:
+        if event.kind == "recompile" and event.code is not None:
+            at[(f"{event.code.file}:{event.code.line}", event.step)].append(event)
+    for (_, step), found in at.items():
+        missing = ranks - {e.rank for e in found}
+        if not missing:
+            continue
+        first = found[0]
+        draft, new = drafts.get(
+            "perf", "rank_divergent_recompile", "warning", first.code and first.code.qualname
+        )
+        draft.seen(first, [b for b in [region(first)] if b])
+        draft.note(
+            f"step {step}: ranks {sorted({e.rank for e in found})} recompiled, ranks {sorted(missing)} did not"
+        )
+        if new:
+            draft.where = places.place(first)
+            draft.guard = first.guard.expression if first.guard else None
+            draft.facts = {
+                "rank": first.rank,
+                "code_name": first.code.qualname if first.code else "a frame",
+                "step": step,
+                "others": f"{len(missing)} other(s)",
+            }
+
+
+def _caches(events: Sequence[Event], context: Context, drafts: Drafts) -> None:
+    """Bypassed caches are information: they cost at the next start only."""
+    for event in events:
+        if event.kind == "cache" and event.detail.get("outcome") == "bypass":
+            draft, _ = drafts.get("perf", "cache_miss", "info", event.detail.get("cache"))
+            draft.seen(event, [b for b in [region(event)] if b])
+            draft.facts = {
+                "cache": event.detail.get("cache"),
+                "count": draft.count,
+                "message": str(event.detail.get("reason") or "no reason given")[:200],
+            }
+            draft.note(str(event.detail.get("reason") or ""))
+    for reason, count in (context.probes.get("cudagraph_skips") or {}).items():
+        draft, _ = drafts.get("perf", "cudagraph_skip", "warning", reason)
+        draft.count, draft.facts = int(count), {"count": count, "message": reason}
+        draft.note(reason)
+
+
+def _eager(context: Context, drafts: Drafts) -> None:
+    """Blocks that were called and never ran a graph, when no break, limit or error says why."""
+    if context.graphs is None or drafts.of("graph_break", "limit_hit", "error"):
+        return
+    calls = context.probes.get("calls") or {}
+    idle = [
+        b.fqn
+        for b in context.blocks
+        if not context.graphs.get(b.fqn) and (calls.get(b.fqn, 0) > 0 if calls or context.wrap else True)
+    ]
+    idle = [fqn for fqn in idle if fqn not in (context.probes.get("never_run") or ())]
+    if not idle or (context.wrap and not calls):
+        return
+    draft, _ = drafts.get("perf", "graph_runs_eager", "warning")
+    draft.blocks, draft.count = idle, len(idle)
+    draft.facts = {"blocks": ", ".join(context.shorten(idle))}
+    draft.note(f"{len(idle)} of {len(context.blocks)} blocks ran 0 graphs")

@@ -1,0 +1,254 @@
+"""From graph breaks to drafts: what breaks, where, which blocks run that code, and whether ``fullgraph=True``
+refuses it too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from cftdiag.diagnose.causes import break_on_call, break_on_value
+from cftdiag.diagnose.engine import places, registry
+from cftdiag.diagnose.engine.context import Context
+from cftdiag.diagnose.engine.draft import Draft, Drafts, region
+from cftdiag.diagnose.engine.miss import frame_name
+from cftdiag.events import Event, Frame
+
+#: Breaks that make a Python number or list of a tensor: whether a branch follows is seen further down.
+_READS = ("tensor.item", "tensor.tolist")
+_REASON = re.compile(r"\(reason: (.+?)\)\s*$")
+
+
+def gather(events: Sequence[Event], context: Context, drafts: Drafts) -> None:
+    """Draft every graph break, from both passes."""
+    broken = [e for e in events if e.kind == "graph_break"]
+    collected = [e for e in broken if not e.detail.get("fullgraph") and not _only_follows(e, broken)]
+    refused = [
+        *(e for e in broken if e.detail.get("fullgraph")),
+        *(e for e in context.fullgraph_breaks if e.kind == "graph_break"),
+    ]
+    consumers = {id(r): c for r in refused if (c := _producer(r, collected, context)) is not None}
+    for event in collected:
+        same = [r for r in refused if _same_site(event, r)]
+        feeds = [r for r in refused if consumers.get(id(r)) is event]
+        _draft(event, same, feeds, context, drafts)
+    for event in refused:
+        if id(event) not in consumers and not any(_same_site(event, c) for c in collected):
+            _draft(event, [event], [], context, drafts)
+
+
+def _only_follows(event: Event, broken: list[Event]) -> bool:
+    """True for what torch says about giving up a frame whose own break it has reported: it has no line, or a
+    line that broke already.
+    """
+    if event.stack:
+        # A second, nameless break of the resumed line (a context manager that cannot be entered after its
+        # call broke the graph).
+        resumed = event.detail.get("resumed") and registry.of_break(event) == "generic_break"
+        return bool(resumed) and any(
+            o is not event and not o.detail.get("resumed") and _same_site(o, event) for o in broken
+        )
+    if len(broken) < 2:
+        return False
+    return event.detail.get("gb_id") in (None, "GB0219") or any(
+        o.stack and o.compile_id == event.compile_id for o in broken
+    )
+
+
+def _draft(event: Event, same: list[Event], feeds: list[Event], context: Context, drafts: Drafts) -> None:
+    cause = registry.of_break(event)
+    if cause == "tensor.item" and (
+        feeds or any(registry.of_break(r) == "data_dependent_branch" for r in same)
+    ):
+        cause = "data_dependent_branch"
+    elif (
+        cause == "data_dependent_branch"
+        and event.detail.get("gb_id") == "GB0124"
+        and not same
+        and captured(event, context)
+    ):
+        cause = "tensor.item"
+    frame = site(event, cause)
+    severity = "error" if context.wrap or same or feeds or not _captured(event, cause, context) else "warning"
+    draft, new = drafts.get("graph_break", cause, severity, frame and (frame.file, frame.line))
+    if new:
+        draft.where = places.of(frame) if frame is not None else places.place(event)
+        draft.gb_id = event.detail.get("gb_id")
+        draft.facts = _facts(event, cause, frame, feeds)
+        draft.note(*_evidence(event))
+        draft.note(
+            *(
+                f"feeds a branch that fullgraph=True refuses: {places.show(f)}"
+                for r in feeds
+                if (f := places.innermost(r.stack))
+            )
+        )
+        draft.note(
+            "fullgraph=True refuses it too"
+            if same or feeds
+            else "fullgraph=True captures it"
+            if captured(event, context)
+            else ""
+        )
+    draft.seen(event, sharing(event, context))
+
+
+def sharing(event: Event, context: Context) -> list[str]:
+    """The blocks that run the code of an event: all of the kind, but those that were captured whole."""
+    name = region(event)
+    block = context.block(name)
+    if block is None:
+        return [name] if name else []
+    found = []
+    graphs = context.graphs or {}
+    for fqn in context.same_kind(name):
+        # One graph where the reporting block ran another number: this one was captured whole.
+        ran = graphs.get(fqn) != 1 or graphs.get(block.fqn) == 1
+        whole = context.fullgraph.get(fqn) == context.fullgraph.get(block.fqn)
+        if fqn == block.fqn or (ran and whole):
+            found.append(fqn)
+    return found
+
+
+def captured(event: Event, context: Context) -> bool:
+    """True when the fullgraph pass captured the blocks of this event."""
+    return any(context.fullgraph.get(fqn) for fqn in sharing(event, context))
+
+
+def _captured(event: Event, cause: str, context: Context) -> bool:
+    """Whether fullgraph captures this break; when another break stopped that pass before, by what is known of
+    the cause.
+    """
+    known = [context.fullgraph.get(fqn) for fqn in sharing(event, context)]
+    if any(known):
+        return True
+    return registry.CAUSES[cause].captured_by_fullgraph
+
+
+def site(event: Event, cause: str) -> Frame | None:
+    """The line to show: for an autograd.Function the call of ``apply``, else the innermost line of the user's
+    or the model's code.
+    """
+    frame = places.innermost(event.stack)
+    if cause == "autograd_function":
+        caller = [f for f in event.stack if re.search(r"\.apply\(", f.code or "") and places.rank(f) == 0]
+        return caller[-1] if caller else frame
+    return (
+        frame if frame is not None and places.rank(frame) < 2 else (event.stack[-1] if event.stack else None)
+    )
+
+
+def _same_site(one: Event, other: Event) -> bool:
+    a, b = places.innermost(one.stack), places.innermost(other.stack)
+    return a is not None and b is not None and (a.file, a.line) == (b.file, b.line)
+
+
+def _producer(refused: Event, collected: list[Event], context: Context) -> Event | None:
+    """The break that made the number on which a refused branch depends: the nearest one above it in its
+    function, else the last of its block.
+    """
+    if registry.of_break(refused) != "data_dependent_branch" or any(
+        _same_site(refused, c) for c in collected
+    ):
+        return None
+    place = places.innermost(refused.stack)
+    kind = context.same_kind(refused.block)
+    reads = [
+        c
+        for c in collected
+        if registry.of_break(c) in _READS
+        and (not kind or not c.block or c.block in kind or context.block(c.block) is None)
+    ]
+    near: list[tuple[int, Event]] = []
+    for event in reads:
+        frame = places.innermost(event.stack)
+        if (
+            place
+            and frame
+            and frame.file == place.file
+            and (frame.line or 0) <= (place.line or 0)
+            and _function(frame) == _function(place)
+        ):
+            near.append((frame.line or 0, event))
+    if near:
+        return max(near, key=lambda pair: pair[0])[1]
+    return reads[-1] if reads else None
+
+
+def _function(frame: Frame) -> str:
+    """A resumed function counts as the function it resumes."""
+    found = re.search(r"torch_dynamo_resume_in_(\w+?)_at_\d+", frame.function or "")
+    return found[1] if found else (frame.function or "")
+
+
+def _facts(event: Event, cause: str, frame: Frame | None, feeds: list[Event]) -> dict[str, Any]:
+    detail = event.detail
+    last = places.innermost(event.stack)
+    reason = _REASON.search(str(detail.get("explanation") or ""))
+    branch = places.innermost(feeds[0].stack) if feeds else None
+    name = break_on_call.callee(event)
+    inner = str(detail.get("gb_type") or "a graph break")
+    return {
+        "code": (frame.code if frame else None) or (last.code if last else None) or "this line",
+        "line": frame.line if frame else None,
+        "branch": f" It is used at `{branch.code}`." if branch else "",
+        "function": f"`{name}`" if name else "a function",
+        "callee": f" (`{name}`)" if name else "",
+        "callee_name": f"`{name}`" if name else "something",
+        "reason": f" ({reason[1]})" if reason and reason[1] != "None" else "",
+        "logging_function": break_on_call.logging_function(event),
+        "gb_type": detail.get("gb_type") or detail.get("reason"),
+        "hint": next(iter(detail.get("hints") or ()), None),
+        "inner": f"{inner} at `{last.code}`"
+        if last is not None and last.code and cause == "autograd_function"
+        else inner,
+    }
+
+
+def _evidence(event: Event) -> list[str]:
+    detail = event.detail
+    gb = f"{detail['gb_id']}: " if detail.get("gb_id") else ""
+    said = str(detail.get("reason") or detail.get("gb_type") or "").strip().splitlines()
+    lines = [f"torch: {gb}{said[0] if said else ''}"]
+    lines += [places.show(f) for f in reversed(_inside(event)[-3:])]
+    lines += re.findall(r"Caused by: .*", break_on_value.text(event))[:1]
+    lines += [f"hint: {hint}" for hint in list(detail.get("hints") or ())[:1]]
+    return lines
+
+
+def _inside(event: Event) -> list[Frame]:
+    """The user's and the model's frames from the compiled function inwards; the last two where that function
+    is not on the stack.
+    """
+    stack = [f for f in event.stack if places.rank(f) < 2]
+    name = frame_name(event.code.qualname) if event.code else None
+    starts = [
+        i for i, f in enumerate(stack) if event.code and f.file == event.code.file and _function(f) == name
+    ]
+    return stack[starts[-1] :] if starts else stack[-2:]
+
+
+def add_consequences(drafts: Drafts, lost: Sequence[tuple[Event, str]]) -> list[Draft]:
+    """Attach recompiles of resumed functions to the break that made their values; returns the breaks that
+    took one.
+    """
+    taken = []
+    breaks = drafts.of("graph_break")
+    for event, text in lost:
+        file = event.code.file if event.code else None
+        line = _resumed_at(event)
+        near = (
+            [d for d in breaks if d.where.file == file and d.where.line == line]
+            or [d for d in breaks if d.where.file == file]
+            or breaks
+        )
+        if near:
+            near[0].note(f"recompiles what follows the break: {text}")
+            taken.append(near[0])
+    return taken
+
+
+def _resumed_at(event: Event) -> int | None:
+    found = re.search(r"_at_(\d+)", event.code.qualname) if event.code else None
+    return int(found[1]) if found else None

@@ -1,0 +1,214 @@
+"""A cache miss with what surrounds it: which block missed, which compiled the entry, what either had run and
+been given before.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from cftdiag.diagnose.engine import guard_texts
+from cftdiag.diagnose.engine.context import Context
+from cftdiag.events import Event, Reason
+
+RESUME = "torch_dynamo_resume_in_"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Miss:
+    """One recompile or limit hit, read against its closest entry."""
+
+    event: Event
+    guard: guard_texts.View
+    entry: str | None
+    entry_block: str | None
+    context: Context
+    history: History
+
+    @property
+    def block(self) -> str | None:
+        """The block that missed."""
+        return self.event.block
+
+    @property
+    def arguments(self) -> Mapping[str, Any]:
+        """Arguments of the call that missed: ``{"x": {"shape": [2, 5]}, "k": {"value": 3, "type": "int"}}``."""
+        return self.event.detail.get("arguments") or {}
+
+    @property
+    def entry_arguments(self) -> Mapping[str, Any]:
+        """Arguments of the call that compiled the closest entry."""
+        made = self.history.compiles.get(self.entry or "")
+        return (made.detail.get("arguments") or {}) if made is not None else {}
+
+    @property
+    def resumed(self) -> bool:
+        """True in the part of a function that follows a graph break."""
+        return self.event.code is not None and RESUME in self.event.code.qualname
+
+    @property
+    def dynamic(self) -> bool | None:
+        """``dynamic`` as the block was compiled with; None is torch's automatic choice."""
+        value = self.context.compile_kwargs.get("dynamic")
+        return value if isinstance(value, bool) else None
+
+    def on_module(self) -> bool:
+        """True when the guard's root is the block itself, not one of its arguments."""
+        name = self.event.detail.get("self")
+        if name is not None:
+            return self.guard.root == name
+        if self.guard.root in ("", "G") or self.guard.root in self.arguments:
+            return False
+        if self.guard.root == "self" or self.guard.path.startswith("._modules["):
+            return True
+        if self.guard.prop == "type" and not self.guard.path:
+            return str(self.guard.expected).rpartition(".")[2] in {b.cls for b in self.context.blocks}
+        if any(re.search(r"\bself\.", f.code or "") for f in self.event.stack):
+            return False  # the module is called self here, so another root is an argument
+        return bool(self.guard.path) and not self.guard.path.startswith("[") and not self.resumed
+
+    def argument(self) -> bool:
+        """True when the guard's root is an argument of the call."""
+        return self.guard.root not in ("", "G") and not self.on_module()
+
+    def modules_differ(self) -> bool:
+        """True when the block that missed differs from the one that compiled the entry in attributes of its
+        own: it is of another kind.
+        """
+        name = self.event.detail.get("self") or "self"
+        changed = self.event.detail.get("changed") or {}
+        return self.block != self.entry_block and any(
+            source.startswith(f"L['{name}'].") for source in changed
+        )
+
+    def in_time(self) -> bool:
+        """True when the guarded value changed in time for one block, False when it only differs between
+        blocks.
+        """
+        return self.history.in_time(self)
+
+    def shape_of(self, source: str, arguments: Mapping[str, Any] | None = None) -> list[int] | None:
+        """Shape of a tensor argument by its source, where known."""
+        found = (self.arguments if arguments is None else arguments).get(source)
+        return list(found["shape"]) if isinstance(found, Mapping) and "shape" in found else None
+
+    def size(self, source: str, dim: int, *, of_entry: bool = False) -> int | None:
+        """One dimension of an argument, of this call or of the call that compiled the entry."""
+        shape = self.shape_of(source, self.entry_arguments if of_entry else None)
+        return shape[dim] if shape is not None and dim < len(shape) else None
+
+
+class History:
+    """All misses of a run, so that one can be judged in the light of the others."""
+
+    def __init__(self, events: Sequence[Event], context: Context) -> None:
+        self.context = context
+        self.compiles = {
+            e.compile_id: e for e in events if e.kind == "compile" and e.region != "backward" and e.compile_id
+        }
+        self.parameters = _parameters(self.compiles.values())
+        self._values: dict[tuple[str, str], dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+        self._repeated: set[tuple[str, str]] = set()
+        self.misses = [self._miss(e) for e in events if e.kind in ("recompile", "limit_hit")]
+        for miss in self.misses:
+            self._note(miss)
+
+    def _miss(self, event: Event) -> Miss:
+        reason = closest(event)
+        guard = guard_texts.read(event.guard or (reason.guard if reason else None))
+        mapping = event.detail.get("parameters") or {}
+        for written, name in mapping.items():
+            if guard.source == written or guard.source.startswith((written + ".", written + "[")):
+                source = name + guard.source[len(written) :]
+                guard = dataclasses.replace(
+                    guard,
+                    source=source,
+                    root=name,
+                    path=source[len(name) :],
+                    text=guard.text.replace(written, name),
+                )
+        entry = reason.entry if reason else None
+        owner = reason.block if reason else None
+        if owner is None and entry in self.compiles:
+            owner = self.compiles[entry].block
+        return Miss(
+            event=event, guard=guard, entry=entry, entry_block=owner, context=self.context, history=self
+        )
+
+    def _note(self, miss: Miss) -> None:
+        key = self._key(miss)
+        expected, actual = _told(miss.guard)
+        if expected is not None and miss.entry_block:
+            self._values[key][miss.entry_block].add(expected)
+        if actual is not None and miss.block:
+            self._values[key][miss.block].add(actual)
+        if miss.block is not None and miss.block == miss.entry_block:
+            self._repeated.add(key)
+        ran = (*(miss.event.detail.get("ran") or ()), *self.context.ran.get(miss.block or "", ()))
+        if miss.entry in ran:
+            self._repeated.add(key)
+
+    @staticmethod
+    def _key(miss: Miss) -> tuple[str, str]:
+        code = miss.event.code
+        return (f"{code.file}:{code.line}" if code else "", miss.guard.source)
+
+    def in_time(self, miss: Miss) -> bool:
+        """See :meth:`Miss.in_time`; without blocks a value counts as changing in time."""
+        key = self._key(miss)
+        values = self._values.get(key, {})
+        if key in self._repeated or any(len(v) > 1 for v in values.values()):
+            return True
+        return miss.block is None or miss.entry_block is None
+
+    def equals_index(self, miss: Miss) -> bool:
+        """True when every value seen under this guard is the index of the block that held it."""
+        seen = self._values.get(self._key(miss), {})
+        pairs = [(self.context.index(block), value) for block, values in seen.items() for value in values]
+        return bool(pairs) and all(repr(index) == value for index, value in pairs)
+
+    def values(self, miss: Miss) -> tuple[str, ...]:
+        """The values met under this guard, in order."""
+        found: dict[str, None] = {}
+        for other in self.misses:
+            if self._key(other) == self._key(miss):
+                for name in ("expected", "actual"):
+                    if other.guard.knows(name):
+                        found[repr(getattr(other.guard, name))] = None
+        return tuple(found)
+
+
+def _told(guard: guard_texts.View) -> tuple[str | None, str | None]:
+    """(expected, actual) in one spelling; None for what the guard does not tell."""
+    if guard.prop == "type":
+        # the class is written with its module where it was expected; what was met is told by its value and
+        # the name of its class
+        return str(guard.expected).rpartition(".")[2] if guard.knows("expected") else None, guard.value_type
+    return repr(guard.expected) if guard.knows("expected") else None, repr(guard.actual) if guard.knows(
+        "actual"
+    ) else None
+
+
+def closest(event: Event) -> Reason | None:
+    """The reason of the entry that came closest, else the first."""
+    return next((r for r in event.reasons if r.closest), event.reasons[0] if event.reasons else None)
+
+
+def _parameters(compiles: Iterable[Event]) -> dict[str, set[str]]:
+    """Parameter names by the file of the code that was compiled whole, to tell a resumed function's own
+    values from its arguments.
+    """
+    found: dict[str, set[str]] = defaultdict(set)
+    for event in compiles:
+        if event.code is not None and RESUME not in event.code.qualname:
+            found[event.code.file] |= set(event.detail.get("arguments") or ())
+    return found
+
+
+def frame_name(qualname: str) -> str:
+    """``forward`` for ``torch_dynamo_resume_in_forward_at_12``, else the last part of the name."""
+    found = re.search(RESUME + r"(\w+?)_at_\d+", qualname)
+    return found[1] if found else qualname.rpartition(".")[2]

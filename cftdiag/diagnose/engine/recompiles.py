@@ -1,0 +1,176 @@
+"""From recompiles and limit hits to drafts: the guard of the closest entry, its cause, and which blocks now
+run eager.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cftdiag.diagnose.causes import global_state, sizes
+from cftdiag.diagnose.engine import graph_breaks, guard_texts, places, registry
+from cftdiag.diagnose.engine.context import Context
+from cftdiag.diagnose.engine.draft import Draft, Drafts, region
+from cftdiag.diagnose.engine.miss import History, Miss
+from cftdiag.events import Event
+from cftdiag.findings import Where
+
+_SHAPES = tuple(cause.key for cause in sizes.CAUSES)
+
+
+def gather(history: History, context: Context, drafts: Drafts) -> None:
+    """Draft every recompile and limit hit; what only follows from a graph break becomes that break's
+    evidence.
+    """
+    lost: list[tuple[Event, str]] = []
+    for miss in history.misses:
+        if _follows_break(miss, drafts):
+            lost.append((miss.event, miss.guard.text))
+            if miss.event.kind == "limit_hit":
+                for draft in graph_breaks.add_consequences(drafts, [(miss.event, miss.guard.text)]):
+                    _limit(miss, draft.cause, context, drafts)
+            continue
+        cause = registry.of_miss(miss)
+        if miss.event.kind == "limit_hit":
+            _limit(miss, cause, context, drafts)
+        else:
+            _recompile(miss, cause, context, drafts)
+    graph_breaks.add_consequences(drafts, lost)
+
+
+def _follows_break(miss: Miss, drafts: Drafts) -> bool:
+    """True for a miss on a value that a graph break put there: on the stack of the resumed function, or a
+    local that is no argument.
+    """
+    root = miss.guard.root
+    if root.startswith("___stack"):
+        return True
+    if not miss.resumed or not drafts.of("graph_break") or root in ("", "G") or miss.on_module():
+        return False
+    code = miss.event.code
+    if code is None or root in miss.history.parameters.get(code.file, ()):
+        return False
+    return miss.guard.prop not in ("size", "shape", "stride", "requires_grad", "dtype") or not _of_the_batch(
+        miss
+    )
+
+
+def _of_the_batch(miss: Miss) -> bool:
+    actual, step = sizes.actual_size(miss), miss.event.step
+    known = (miss.context.length_at(step), miss.context.batch_size_at(step))
+    return miss.guard.prop in ("requires_grad", "dtype", "stride") or actual is None or actual in known
+
+
+def _recompile(miss: Miss, cause: str, context: Context, drafts: Drafts) -> None:
+    key = () if cause in _SHAPES else (guard_texts.pretty(miss.guard.source),)
+    draft, new = drafts.get("recompile", cause, "warning", *key)
+    _fill(draft, miss, cause, context, new)
+    name = region(miss.event)
+    draft.seen(miss.event, [name] if name else [])
+    values = miss.history.values(miss)
+    if new and miss.guard.prop in ("value", "length") and len(values) > 2:
+        draft.notes.append(f"Values met: {', '.join(values[:6])}{', ...' if len(values) > 6 else ''}.")
+    if context.ac != "none" or miss.event.detail.get("under_checkpoint"):
+        draft.facts["entries"] = max(
+            draft.facts.get("entries", 0),
+            int(miss.event.detail.get("entries") or len(miss.event.reasons)) + 1,
+        )
+
+
+def _limit(miss: Miss, cause: str, context: Context, drafts: Drafts) -> None:
+    draft, new = drafts.get(
+        "limit_hit", cause, "error", miss.event.code and (miss.event.code.file, miss.event.code.line)
+    )
+    _fill(draft, miss, cause, context, new)
+    if not new:
+        draft.seen(miss.event)
+        return
+    name = region(miss.event)
+    kind = list(context.same_kind(name)) or ([name] if name else [])
+    never = [fqn for fqn in kind if context.graphs is not None and not context.graphs.get(fqn)]
+    draft.seen(miss.event, never or kind)
+    limit = miss.event.detail.get("limit") or len(miss.event.reasons) or context.limit
+    which = f"{miss.event.detail.get('limit_kind') or 'recompile_limit'} ({limit})"
+    if miss.event.detail.get("raised"):
+        draft.notes.append(f"{which} was hit, which is an error with fullgraph=True.")
+    elif kind:
+        when = "" if never else " whenever none of the cached variants fits"
+        draft.notes.append(
+            f"{which} was hit: {len(never or kind)} of {len(kind)} blocks now run eager{when}."
+        )
+
+
+def _fill(draft: Draft, miss: Miss, cause: str, context: Context, new: bool) -> None:
+    guard = miss.guard
+    if new:
+        draft.where = _where(miss)
+        draft.guard = f"type mismatch: {guard.text}" if guard.prop == "tensor_type" else guard.text or None
+        draft.facts = facts(miss, cause, context)
+    step = miss.event.step
+    name = region(miss.event)
+    draft.note(
+        f"step {step}{f', {name}' if name else ''}: {guard.text}"
+        + (f", now {guard.actual!r}" if guard.knows("actual") and "actual" not in guard.text else "")
+    )
+
+
+def _where(miss: Miss) -> Where:
+    named = guard_texts.user_frame(miss.guard.comment)
+    place = places.place(miss.event)
+    if place.code is None and named is not None:
+        return Where(file=place.file or named.file, line=named.line, function=named.function, code=named.code)
+    return place
+
+
+def facts(miss: Miss, cause: str, context: Context) -> dict[str, Any]:
+    """What the texts of a cause may name: the user's own argument, attribute, values and numbers."""
+    guard = miss.guard
+    expected: Any = guard.expected
+    actual: Any = guard.actual
+    if cause in _SHAPES and cause != "stride":
+        expected, actual = sizes.entry_size(miss), sizes.actual_size(miss)
+        expected = guard.expected if expected is None else expected
+        actual = guard.actual if actual is None else actual
+    name = guard_texts.pretty(guard.source)
+    limit = int(miss.event.detail.get("limit") or context.limit)
+    kind = context.same_kind(miss.block)
+    found: dict[str, Any] = {
+        "argument": name or None,
+        "attribute": name or None,
+        "name": name.rpartition(".")[2] or None,
+        "dim": guard.dim,
+        "expected": _show(expected),
+        "actual": _show(actual) or guard.value_type,
+        "guard": guard.text,
+        "added": guard_texts.added_in(guard.comment) or None,
+        "multiple": sizes.multiple(guard),
+        "limit": limit,
+        "more": max(2 * limit, 2 * len(kind)),
+        "dynamic_source": f"L['{guard.root}']{guard.path.split('.size()')[0]}"
+        if guard.root not in ("", "G")
+        else None,
+    }
+    if cause in ("none_vs_tensor", "first_call_latch"):
+        found["expected"] = found["expected"] or (
+            "None" if guard.prop == "none" else "missing" if guard.prop == "attribute" else "a tensor"
+        )
+        found["actual"] = "None" if guard.value_type == "NoneType" else "given"
+    elif cause == "grad_mode":
+        now = guard.actual if isinstance(guard.actual, bool) else None
+        words = ("in one mode", "in the other") if now is None else ("off", "on") if now else ("on", "off")
+        found["expected"], found["actual"] = words
+    elif cause == "global_state":
+        found["state"] = global_state.changed(guard.text)
+    elif cause == "tensor_type" and guard.value_type:
+        found["actual"] = guard.value_type
+    elif cause == "closure_identity":
+        found["argument"] = guard.root or None
+        if guard.prop == "length":
+            found["expected"], found["actual"] = f"{found['expected']} long", f"{found['actual']} long"
+    return found
+
+
+def _show(value: Any) -> str | int | None:
+    """A value for a text; None when it is unknown."""
+    if value is guard_texts.MISSING:
+        return None
+    return value if isinstance(value, int) and not isinstance(value, bool) else str(value)

@@ -1,0 +1,62 @@
+"""Rules for the collectives and copies of FSDP2: its Python path runs, the bytes do not move.
+
+A collective is issued for real on one element per rank, so that the process group sees every call in order
+and returns its own ``Work``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from cftdiag.fastforward.provenance import SKIPPED, mark
+from cftdiag.fastforward.rules import rule, skip_mutable
+
+
+def _one_element(
+    whole: torch.Tensor, shard: torch.Tensor, issue: Callable[[torch.Tensor, torch.Tensor], Any]
+) -> Any:
+    """Issue a collective between a whole tensor and this rank's shard of it with one element per rank."""
+    world = whole.numel() // max(shard.numel(), 1)
+    return issue(whole.view(-1)[:world], shard.view(-1)[:1])
+
+
+def _all_gather(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    whole, shard, *rest = args
+    _, work = _one_element(whole, shard, lambda w, s: func(w, s, *rest, **kwargs))
+    return mark(whole, SKIPPED), work
+
+
+def _reduce_scatter(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    shard, whole, *rest = args
+    _, work = _one_element(whole, shard, lambda w, s: func(s, w, *rest, **kwargs))
+    return mark(shard, SKIPPED), work
+
+
+def _in_place(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    small = [t.view(-1)[:1] if t.is_contiguous() else t for t in args[0]]
+    _, work = func(small, *args[1:], **kwargs)
+    return list(args[0]), work
+
+
+def _all_gather_copy_in(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    _, out, _, numel, rank = args
+    mark(out, SKIPPED)
+    return out.narrow(0, numel * rank, numel), out
+
+
+def install() -> None:
+    """Register the rules; nothing to do for a torch built without distributed."""
+    if not dist.is_available():
+        return
+    import torch.distributed.fsdp
+
+    c10d, fsdp = torch.ops.c10d, torch.ops.fsdp
+    rule(c10d._allgather_base_.default)(_all_gather)
+    rule(c10d._reduce_scatter_base_.default)(_reduce_scatter)
+    rule(c10d.allreduce_.default, c10d.broadcast_.default)(_in_place)
+    rule(fsdp.all_gather_copy_in.default)(_all_gather_copy_in)
+    rule(fsdp.split_with_sizes_copy.default, fsdp.chunk_cat.default)(skip_mutable)

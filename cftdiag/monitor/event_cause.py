@@ -1,0 +1,71 @@
+"""The cause of one event while the run goes on."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+
+from cftdiag.events import Event
+from cftdiag.findings import Finding
+
+#: Events that have a cause of their own, and those that a later one is understood by.
+TOLD = frozenset({"graph_break", "recompile", "limit_hit", "error"})
+KEPT = TOLD | {"compile"}
+
+
+class LiveDiagnosis:
+    """Names the cause and the first remedy of each break, recompile, limit hit and error as it comes.
+
+    Judges by the last ``keep`` events of the rank; the report judges again with all of them, of all ranks.
+    """
+
+    def __init__(self, keep: int = 200) -> None:
+        self._events: collections.deque[Event] = collections.deque(maxlen=keep)
+
+    def explain(self, event: Event) -> Event:
+        """The event with ``cause`` and ``remedy`` (a sentence or None) in its detail; kinds without a cause
+        come back as they are.
+        """
+        if event.kind in KEPT:
+            self._events.append(event)
+        if event.kind not in TOLD or "cause" in event.detail:
+            return event
+        finding = self._finding(event)
+        if finding is None:
+            return event
+        remedy = finding.remedies[0].summary if finding.remedies else None
+        return dataclasses.replace(event, detail={**event.detail, "cause": finding.cause, "remedy": remedy})
+
+    def _finding(self, event: Event) -> Finding | None:
+        from cftdiag.diagnose import Context, diagnose
+
+        # Events of the same kind on other code would bring findings of their own: only this code's history
+        # explains this event.
+        related = [
+            e
+            for e in self._events
+            if e is event or (e.kind in ("compile", event.kind) and e.code == event.code)
+        ]
+        found = [f for f in diagnose(related, Context()) if f.kind == event.kind]
+        guard = event.guard.expression if event.guard else None
+        return next((f for f in found if matches(f, event, guard)), found[0] if found else None)
+
+
+def matches(finding: Finding, event: Event, guard: str | None) -> bool:
+    """Whether a finding is about this event: its step among the finding's, or the same guard text or line."""
+    if finding.kind != event.kind:
+        return False
+    if guard is not None and finding.guard == guard:
+        return True
+    line = event.stack[-1].line if event.stack else None
+    return event.kind == "graph_break" and line is not None and finding.where.line == line
+
+
+def argument_shape(event: Event) -> tuple[int, int] | None:
+    """(rows, length) of the first argument of two dimensions or more of the frame that an event is about."""
+    shapes = [
+        value["shape"]
+        for value in (event.detail.get("arguments") or {}).values()
+        if len(value.get("shape") or ()) >= 2
+    ]
+    return (int(shapes[0][0]), int(shapes[0][1])) if shapes else None

@@ -1,0 +1,253 @@
+"""A run read back: events, steps, ranks, findings, as objects and, where pandas is installed, as data frames.
+Imports no torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cftdiag.events import Event
+from cftdiag.findings import Finding
+from cftdiag.monitor import rundir
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """One optimizer step of one rank. ``time`` is its end in Unix seconds, ``shapes`` the (rows, length) of
+    its batches where they were seen.
+    """
+
+    rank: int
+    step: int
+    seconds: float
+    time: float
+    shapes: tuple[tuple[int, int], ...] = ()
+
+
+@dataclasses.dataclass(kw_only=True, slots=True)
+class Session:
+    """One process's stretch of a run: its head, how it ended (None when it was killed or still runs), its
+    events and steps in order.
+    """
+
+    rank: int
+    file: str
+    head: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    end: Mapping[str, Any] | None = None
+    events: list[Event] = dataclasses.field(default_factory=list)
+    steps: list[Step] = dataclasses.field(default_factory=list)
+    blocks: list[tuple[str, str]] = dataclasses.field(default_factory=list)
+    """(name, class) of the compiled modules, where they were found."""
+    lost: int = 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Run:
+    """A run directory, or a directory of TORCH_TRACE files (then without steps, blocks and heads)."""
+
+    path: Path
+    meta: Mapping[str, Any]
+    """``run.json``; empty for traces."""
+    sessions: tuple[Session, ...]
+    live: tuple[Mapping[str, Any], ...] = ()
+    """What each rank was doing when it was last heard of."""
+    problems: tuple[str, ...] = ()
+    """What could not be read."""
+    source: str = "run"
+    """``run`` or ``trace``."""
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Ranks that left events, ascending."""
+        return tuple(sorted({s.rank for s in self.sessions}))
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks that the run had."""
+        return max([int(s.head.get("world_size") or 1) for s in self.sessions] + [len(self.ranks)])
+
+    @functools.cached_property
+    def events(self) -> tuple[Event, ...]:
+        """All events but steps, of all ranks, by time."""
+        return tuple(sorted((e for s in self.sessions for e in s.events), key=lambda e: e.time))
+
+    @functools.cached_property
+    def steps(self) -> tuple[Step, ...]:
+        """All steps of all ranks, by rank and step."""
+        return tuple(
+            sorted((step for s in self.sessions for step in s.steps), key=lambda s: (s.rank, s.step))
+        )
+
+    @functools.cached_property
+    def findings(self) -> tuple[Finding, ...]:
+        """What the events mean, worst first."""
+        from cftdiag.monitor.run_findings import findings
+
+        return findings(self)
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """Settings of the monitor, of the first session that has any."""
+        return next((s.head["settings"] for s in self.sessions if s.head.get("settings")), {})
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report, schema ``cftdiag.run/1``."""
+        from cftdiag.monitor.run_report import to_dict
+
+        return to_dict(self)
+
+    def frame(self, what: str = "events") -> Any:
+        """A pandas data frame of ``events``, ``steps`` or ``findings``; ``ValueError`` without pandas or for
+        another name.
+        """
+        if what not in ("events", "steps", "findings"):
+            raise ValueError(f"no data frame of {what!r}; give 'events', 'steps' or 'findings'")
+        try:
+            import pandas
+        except ImportError as error:
+            raise ValueError("data frames need the package pandas; pip install pandas") from error
+        rows = [_row(item) for item in getattr(self, what)]
+        return pandas.DataFrame(rows)
+
+
+def is_run(path: str | os.PathLike[str]) -> bool:
+    """True for a run directory and for what TORCH_TRACE writes (a directory with .log files, or one of
+    these).
+    """
+    path = Path(path)
+    return _is_rundir(path) or _is_trace(path)
+
+
+def load_run(path: str | os.PathLike[str]) -> Run:
+    """Read a run directory or a TORCH_TRACE directory, finished or not; ``ValueError`` with one line when it
+    is neither.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise ValueError(
+            f"{path}: no such directory; give a run directory, or a directory that TORCH_TRACE=DIR wrote"
+        )
+    if _is_rundir(path):
+        return _read_rundir(path)
+    if _is_trace(path):
+        return _read_trace(path)
+    raise ValueError(
+        f"{path}: neither a run directory (run.json, events/) nor a TORCH_TRACE directory (*.log)"
+    )
+
+
+def _is_rundir(path: Path) -> bool:
+    return (path / rundir.EVENTS).is_dir() or (path / rundir.RUN_FILE).is_file()
+
+
+def _is_trace(path: Path) -> bool:
+    return any(path.glob("*.log")) if path.is_dir() else path.suffix == ".log" and path.is_file()
+
+
+def _read_trace(path: Path) -> Run:
+    from cftdiag.capture.trace import read_trace_dir
+
+    by_rank: dict[int, Session] = {}
+    for event in read_trace_dir(path):
+        by_rank.setdefault(event.rank, Session(rank=event.rank, file=str(path))).events.append(event)
+    return Run(path=path, meta={}, sessions=tuple(by_rank[rank] for rank in sorted(by_rank)), source="trace")
+
+
+def _read_rundir(path: Path) -> Run:
+    problems: list[str] = []
+    sessions: list[Session] = []
+    for file in sorted((path / rundir.EVENTS).glob("rank*.jsonl")):
+        sessions += _sessions(file, problems)
+    live = tuple(
+        state
+        for file in sorted((path / rundir.RANKS).glob("rank*.json"))
+        if (state := rundir.read_json(file)) is not None
+    )
+    lost = sum(s.lost for s in sessions)
+    if lost:
+        problems.append(f"{lost} lines could not be written while the run went on")
+    return Run(
+        path=path,
+        meta=rundir.read_json(path / rundir.RUN_FILE) or {},
+        sessions=tuple(sessions),
+        live=live,
+        problems=tuple(problems),
+    )
+
+
+def _sessions(file: Path, problems: list[str]) -> Iterator[Session]:
+    """The sessions of one rank's file: a restarted rank appends to it."""
+    current: Session | None = None
+    for event in read_lines(file, problems):
+        head = event.detail.get("session") if event.kind == "step" else None
+        if head is not None or current is None:
+            if current is not None:
+                yield current
+            current = Session(rank=event.rank, file=file.name, head=head or {})
+        if event.kind != "step":
+            current.events.append(event)
+        elif "end" in event.detail:
+            current.end = event.detail["end"]
+        elif "blocks" in event.detail:
+            current.blocks += [(str(name), str(cls)) for name, cls in event.detail["blocks"]]
+        elif "lost" in event.detail:
+            current.lost += int(event.detail["lost"])
+        elif "seconds" in event.detail:
+            current.steps += steps_of(event)
+    if current is not None:
+        yield current
+
+
+def read_lines(file: Path, problems: list[str] | None = None, offset: int = 0) -> Iterator[Event]:
+    """Events of a file that may be growing or damaged: a bad line is left out and told in ``problems``, a
+    last line without newline waits.
+    """
+    with open(file, "rb") as stream:
+        stream.seek(offset)
+        for number, line in enumerate(stream, 1):
+            if not line.endswith(b"\n"):
+                return
+            if not line.strip():
+                continue
+            try:
+                yield Event.from_dict(json.loads(line))
+            except ValueError as error:
+                if problems is not None and len(problems) < 20:
+                    problems.append(f"{file.name}:{number}: left out ({error})")
+
+
+def steps_of(event: Event) -> list[Step]:
+    """The steps that one line of kind ``step`` stands for."""
+    seconds: Sequence[float] = event.detail["seconds"]
+    shapes = event.detail.get("shapes") or [()] * len(seconds)
+    first = int(event.detail["first"])
+    found: list[Step] = []
+    left = float(sum(seconds))
+    for i, (took, batch) in enumerate(zip(seconds, shapes, strict=False)):
+        left -= took
+        sizes = tuple((int(rows), int(length)) for rows, length in batch)
+        found.append(
+            Step(rank=event.rank, step=first + i, seconds=took, time=event.time - left, shapes=sizes)
+        )
+    return found
+
+
+def _row(item: Any) -> dict[str, Any]:
+    row = dataclasses.asdict(item)
+    for key in ("code", "guard", "where"):
+        value = row.get(key)
+        if isinstance(value, dict):
+            row.pop(key)
+            row.update({f"{key}_{name}": part for name, part in value.items()})
+    detail = row.pop("detail", None) or {}
+    row.update({key: detail[key] for key in ("cause", "remedy", "status", "batch") if key in detail})
+    seconds = row.get("seconds")
+    if isinstance(seconds, dict):
+        row["seconds"] = seconds.get("total", seconds.get("backward"))
+    return row

@@ -1,0 +1,237 @@
+"""The report of a run: schema ``cftdiag.run/1``. Pure once the run is read."""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cftdiag.events import Event
+from cftdiag.findings import verdict
+from cftdiag.monitor.alarms import Rules
+from cftdiag.monitor.divergence import divergences
+from cftdiag.monitor.run_files import Run, Session, load_run
+
+SCHEMA = "cftdiag.run/1"
+
+
+def report(
+    path: str | os.PathLike[str], *, eager: float | str | os.PathLike[str] | None = None
+) -> dict[str, Any]:
+    """The report of a run directory or a TORCH_TRACE directory; ``ValueError`` with one line when it is
+    neither.
+
+    ``eager`` is the seconds of a step without torch.compile, or the run directory of such a run: with it the
+    break-even step is told.
+    """
+    run = load_run(path)
+    seconds = eager if isinstance(eager, int | float) or eager is None else steady_seconds(load_run(eager))
+    return to_dict(run, eager_s=seconds)
+
+
+def to_dict(run: Run, *, eager_s: float | None = None) -> dict[str, Any]:
+    """The report of a run that was read."""
+    events = run.events
+    compiles = [e for e in events if e.kind == "compile"]
+    problems = list(run.problems)
+    if not compiles:
+        problems.append(
+            "nothing was compiled"
+            if run.sessions
+            else "no rank left an event: nothing was compiled, or the processes were not watched"
+        )
+    # A finding's severity decides, as in a check; without a compile there is nothing to judge.
+    word = verdict(run.findings) if compiles or run.findings else "error"
+    head = next((s.head for s in run.sessions if s.head), {})
+    found = {
+        "schema": SCHEMA,
+        "verdict": word,
+        "source": {
+            "path": str(run.path),
+            "kind": run.source,
+            "command": run.meta.get("command") or head.get("argv"),
+        },
+        "environment": dict(head.get("environment") or run.meta.get("environment") or {}),
+        "settings": dict(run.settings),
+        "started": run.meta.get("started") or head.get("started"),
+        "ended": {key: run.meta[key] for key in ("ended", "exit_code", "signal") if key in run.meta} or None,
+        "ranks": len(run.ranks),
+        "world_size": run.world_size,
+        "steps": max((s.step for s in run.steps), default=0),
+        "by_rank": [_rank(run, rank) for rank in run.ranks],
+        "compiles": [_row(run, e) for e in compiles],
+        "recompiles": [_row(run, e) for e in events if e.kind == "recompile"],
+        "graph_breaks": [_row(run, e) for e in events if e.kind == "graph_break"],
+        "limit_hits": [_row(run, e) for e in events if e.kind == "limit_hit"],
+        "errors": [_row(run, e) for e in events if e.kind == "error"],
+        "findings": [f.to_dict() for f in run.findings],
+        "alarms": [a for s in run.sessions for a in alarms(s)],
+        "divergence": [d.to_dict() for d in divergences(events, run.steps, run.ranks)],
+        "timing": timing(run, eager_s),
+        "guards": [
+            {"rank": s.rank, **s.end["guards"]} for s in run.sessions if s.end and s.end.get("guards")
+        ],
+        "problems": problems,
+    }
+    return _plain(found)
+
+
+def _plain(value: Any) -> Any:
+    """The same with lists for tuples: what a reader of the JSON sees."""
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    return [_plain(v) for v in value] if isinstance(value, list | tuple) else value
+
+
+def alarms(session: Session) -> list[dict[str, Any]]:
+    """The alarms of a session: what it noted at its end, else (it was killed) what its rules say about its
+    events.
+    """
+    if session.end is not None and "alarms" in session.end:
+        return list(session.end["alarms"])
+    if not session.head:
+        return []
+    rules = Rules.of(session.head.get("settings") or {})
+    return [alarm.to_dict() for event in session.events for alarm in rules.feed(event)]
+
+
+def compile_seconds(event: Event) -> float:
+    """Seconds of one compile event, forward or backward."""
+    return event.seconds.get("total", 0.0) + event.seconds.get("backward", 0.0)
+
+
+def steady_seconds(run: Run) -> float | None:
+    """Median seconds of the steps in which nothing was compiled, the first left out; None without such steps."""
+    busy = {(e.rank, e.step) for e in run.events if e.kind != "cache"}
+    steps = [s.seconds for s in run.steps if s.step > 1 and (s.rank, s.step) not in busy]
+    return statistics.median(steps) if steps else None
+
+
+def timing(run: Run, eager_s: float | None = None) -> dict[str, Any]:
+    """Where the time went, in seconds. ``compile_s`` is the slowest rank's; ``waited_s`` what other ranks
+    lost to it.
+    """
+    per_rank = {rank: sum(compile_seconds(e) for e in run.events if e.rank == rank) for rank in run.ranks}
+    first = {
+        rank: sum(compile_seconds(e) for e in run.events if e.rank == rank and e.step <= 1)
+        for rank in run.ranks
+    }
+    waited = sum(d.waited for d in divergences(run.events, run.steps, run.ranks))
+    steady = steady_seconds(run)
+    compile_s = max(per_rank.values(), default=0.0)
+    found: dict[str, Any] = {
+        "wall_s": _round(
+            max((sum(s.seconds for s in run.steps if s.rank == rank) for rank in run.ranks), default=0.0)
+        ),
+        "compile_s": _round(compile_s),
+        "first_step_compile_s": _round(max(first.values(), default=0.0)),
+        "waited_s": _round(waited),
+        "steady_step_s": None if steady is None else round(steady, 6),
+        "eager_step_s": eager_s if eager_s is not None else run.settings.get("eager_step_s"),
+        "break_even_step": None,
+    }
+    eager = found["eager_step_s"]
+    if eager is not None and steady is not None:
+        # Compile time is paid back by what each steady step saves.
+        found["break_even_step"] = int(compile_s / (eager - steady)) + 1 if eager > steady else None
+        found["speedup"] = round(eager / steady, 3) if steady > 0 else None
+    return found
+
+
+def _rank(run: Run, rank: int) -> dict[str, Any]:
+    sessions = [s for s in run.sessions if s.rank == rank]
+    last = sessions[-1]
+    live = next((state for state in run.live if state.get("id") == last.head.get("id")), {})
+    events = [e for s in sessions for e in s.events]
+    return {
+        "rank": rank,
+        "host": last.head.get("host"),
+        "pid": last.head.get("pid"),
+        "sessions": len(sessions),
+        "steps": max((s.step for x in sessions for s in x.steps), default=0),
+        "ended": last.end is not None,
+        "last_seen": live.get("time") or max((s.time for s in last.steps), default=None),
+        "compile_s": _round(sum(compile_seconds(e) for e in events)),
+        **{
+            f"{kind}s": sum(e.kind == kind for e in events)
+            for kind in ("compile", "recompile", "graph_break", "limit_hit", "error")
+        },
+    }
+
+
+def _row(run: Run, event: Event) -> dict[str, Any]:
+    where = event.stack[-1] if event.stack else None
+    detail: Mapping[str, Any] = event.detail
+    row: dict[str, Any] = {
+        "rank": event.rank,
+        "step": event.step,
+        "time": event.time,
+        "compile_id": event.compile_id,
+        "block": event.block,
+        "class": event.block_class,
+        "code": event.code.qualname if event.code else None,
+        "cause": detail.get("cause") or _cause(run, event),
+        "batch": detail.get("batch"),
+        "seconds": _seconds(run, event),
+        "guard": event.guard.expression if event.guard else None,
+        "where": {"file": where.file, "line": where.line, "function": where.function, "code": where.code}
+        if where
+        else None,
+        "remedy": detail.get("remedy"),
+    }
+    if event.kind == "compile":
+        row.update(
+            region=event.region,
+            status=detail.get("status"),
+            phases=dict(event.seconds),
+            graphs=detail.get("graphs"),
+        )
+    elif event.kind == "recompile":
+        row.update(
+            arguments=detail.get("arguments"),
+            changed=detail.get("changed"),
+            planned=detail.get("planned"),
+            entries=detail.get("entries"),
+        )
+    elif event.kind == "graph_break":
+        row.update(gb_id=detail.get("gb_id"), reason=detail.get("reason"))
+    elif event.kind == "limit_hit":
+        row.update(limit=detail.get("limit"), limit_kind=detail.get("limit_kind"))
+    elif event.kind == "error":
+        row.update(type=detail.get("type"), message=str(detail.get("message"))[:500])
+    return row
+
+
+def _cause(run: Run, event: Event) -> str | None:
+    """The cause of an event that was not judged live (a recorded trace): that of the finding that is about
+    it.
+    """
+    from cftdiag.monitor.event_cause import matches
+
+    if event.kind == "compile":
+        return None
+    guard = event.guard.expression if event.guard else None
+    same = [f for f in run.findings if f.kind == event.kind]
+    found = next((f for f in same if matches(f, event, guard)), None) or next(
+        (f for f in same if event.step in f.steps), None
+    )
+    return found.cause if found else None
+
+
+def _seconds(run: Run, event: Event) -> float | None:
+    """Seconds of the compile that an event belongs to; of a compile event its own."""
+    if event.kind == "compile":
+        return _round(compile_seconds(event))
+    if event.kind != "recompile":
+        return None
+    own = [e for e in _compiles_of(run, event.rank, event.compile_id) if e.time >= event.time]
+    return _round(sum(compile_seconds(e) for e in own[:2])) if own else None
+
+
+def _compiles_of(run: Run, rank: int, compile_id: str | None) -> Sequence[Event]:
+    return [e for e in run.events if e.kind == "compile" and e.rank == rank and e.compile_id == compile_id]
+
+
+def _round(seconds: float) -> float:
+    return round(seconds, 4)

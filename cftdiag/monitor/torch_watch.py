@@ -1,0 +1,139 @@
+"""The parts of torch that a monitor holds on to beside the recorder: compiles in flight, batch shapes, blocks
+that never ran, guard lookups.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from cftdiag.capture import batch_shapes
+from cftdiag.capture.guard_lookups import Lookups
+from cftdiag.capture.in_flight import Compiling, group_timeout, recompile_limit
+from cftdiag.events import Event
+
+#: Limit of torch 2.11 to 2.14, reported until Dynamo is there to be asked.
+DEFAULT_LIMIT = 8
+
+
+class Watched:
+    """Installs what is installed at a step's border (never in mid-call) and takes all of it off again."""
+
+    def __init__(
+        self,
+        recorder: Any,
+        *,
+        shape: Callable[[tuple[int, int] | None], None],
+        compile_start: Callable[[str], None],
+        compile_end: Callable[[], None],
+    ) -> None:
+        self.pending = False
+        """A compile has been seen since the last :meth:`install`: there may be modules to watch."""
+        self._recorder = recorder
+        self._shape = shape
+        self._compiling = Compiling(compile_start, compile_end)
+        self._lookups: Lookups | None = None
+        self._undo: dict[int, Callable[[], None]] = {}
+        self._names: dict[int, tuple[str, str, frozenset[tuple[str, int]]]] = {}
+        self._ran: set[int] = set()
+        self._compiled: set[Any] = set()
+        self._tapped: int | None = None
+        self._timeout: float | None = None
+        self.renew()
+
+    def renew(self) -> None:
+        """Put back what ``torch._dynamo.reset()`` takes out; does nothing before Dynamo is imported."""
+        if "torch._dynamo" in sys.modules:
+            self._compiling.renew()
+
+    def close(self) -> None:
+        """Take everything off."""
+        self._compiling.close()
+        if self._lookups is not None:
+            self._lookups.close()
+        for undo in self._undo.values():
+            undo()
+        self._undo.clear()
+
+    def note(self, event: Event) -> None:
+        """See an event of the recorder."""
+        if event.kind == "compile":
+            self.pending = True
+            if event.detail.get("status") == "ok":
+                self._compiled |= {
+                    event.block,
+                    event.block_class,
+                    (event.code.file, event.code.line) if event.code else None,
+                }
+
+    def install(self) -> list[tuple[str, str]]:
+        """Watch compiled modules that are not watched yet: the first one's batches, and of each whether it
+        runs at all. Their (name, class).
+        """
+        self.pending = False
+        found = []
+        for name, module in batch_shapes.compiled_modules(self._recorder.blocks):
+            key = id(module)
+            if key in self._names:
+                continue
+            cls = type(batch_shapes.unwrap(module)).__name__
+            self._names[key] = (name, cls, frozenset(batch_shapes.forward_codes(module)))
+            found.append((name, cls))
+            if self._tapped is None:
+                self._tapped = key
+                self._undo[key] = batch_shapes.wrap_call(module, self._batch)
+            else:
+                self._undo[key] = batch_shapes.wrap_call(module, functools.partial(self._first_call, key))
+        return found
+
+    def never_run(self) -> list[tuple[str, str]]:
+        """(name, class) of compiled modules that were never called, or called while no code of theirs was
+        ever compiled.
+        """
+        found = []
+        for key, (name, cls, codes) in self._names.items():
+            # Equal blocks share compiled code, and a script may have replaced a forward: name, class or code,
+            # any of them is proof.
+            if key not in self._ran or not self._compiled & {name, cls, *codes}:
+                found.append((name, cls))
+        return found
+
+    def count_guards(self, every: int) -> None:
+        """Count guard lookups from now on."""
+        self._lookups = Lookups(every, self._block)
+        if not self._lookups.open():
+            self._lookups = None
+
+    def guard_counts(self, steps: int) -> dict[str, Any] | None:
+        """What the lookups say; None when they were not counted."""
+        return None if self._lookups is None else self._lookups.to_dict(steps)
+
+    def limit(self) -> int:
+        """``recompile_limit`` of the training thread."""
+        return recompile_limit() or DEFAULT_LIMIT
+
+    def group_timeout(self) -> float | None:
+        """Seconds until a collective gives up, once there is a process group."""
+        if self._timeout is None:
+            self._timeout = group_timeout()
+        return self._timeout
+
+    def _batch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        try:
+            if self._tapped is not None:
+                self._ran.add(self._tapped)
+            if not batch_shapes.in_backward():
+                self._shape(batch_shapes.batch_shape(args, kwargs))
+        except Exception:  # noqa: BLE001 - runs ahead of the user's forward pass; a shape is not worth a training
+            self._shape(None)
+
+    def _first_call(self, key: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._ran.add(key)
+        self._undo.pop(key, lambda: None)()
+
+    def _block(self, module: Any) -> str | None:
+        blocks = self._recorder.blocks
+        name = blocks.name(module)
+        return None if name is None else blocks.block(name)

@@ -1,0 +1,1 @@
+"""Passes: what a check runs in child processes, and how they are started and heard."""

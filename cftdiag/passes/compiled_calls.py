@@ -1,0 +1,269 @@
+"""Watching a compiled module from outside its graph: what no event of torch tells.
+
+Nothing here is a module hook: hooks on an in-place compiled module are traced into the graph. The compiled
+call is wrapped instead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from cftdiag.capture import Recorder, counting, track
+
+#: After this many blocks of one kind failed at the same line, the others of that kind are not tried again.
+SAME_FAILURES = 2
+_HOOKS = {
+    "_forward_hooks": "forward",
+    "_forward_pre_hooks": "forward_pre",
+    "_backward_hooks": "full_backward",
+    "_backward_pre_hooks": "full_backward_pre",
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Call:
+    """Arguments of the first training call of a compiled module, detached copies."""
+
+    fqn: str
+    module: torch.nn.Module
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+
+class Watch:
+    """Wraps compiled calls: counts them, keeps the first arguments, and in the fullgraph pass keeps a block's
+    failure to itself.
+    """
+
+    def __init__(self, *, isolate: bool, keep_calls: bool) -> None:
+        self.isolate, self.keep_calls = isolate, keep_calls
+        self.kinds: Mapping[str, str] = {}
+        self.calls: Counter[str] = Counter()
+        self.fullgraph: dict[str, bool] = {}
+        self.inherited: set[str] = set()
+        self.first_calls: dict[str, Call] = {}
+        self.saved_hooks: dict[str, dict[str, Any]] = {}
+        self.late_hooks: list[dict[str, Any]] = []
+        self.backends: set[str] = set()
+        """Backends that a subject compiles with by itself."""
+        self.marks: dict[str, Mapping[str, list[int]]] = {}
+        """``mark_dynamic`` or ``mark_unbacked`` -> parameter of the module's forward -> dimensions."""
+        self._failures: dict[str, list[Any]] = {}
+        self._hooks: dict[str, tuple[torch.nn.Module, set[tuple[str, str, int]]]] = {}
+        self._undo: list[Callable[[], None]] = []
+
+    def instrument(self, module: torch.nn.Module, fqn: str, recorder: Recorder) -> None:
+        """Wrap the compiled call of ``module``; its name in every report is ``fqn``."""
+        track(module, fqn, recorder)
+        compiled = module._compiled_call_impl
+        assert compiled is not None
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self._before(module, fqn, args, kwargs)
+            if not self.isolate:
+                return compiled(*args, **kwargs)
+            return self._apart(module, fqn, compiled, args, kwargs)
+
+        module._compiled_call_impl = call
+        self._undo.append(lambda: setattr(module, "_compiled_call_impl", None))
+
+    def depth(self) -> str:
+        """Depth that the backends seen so far reach; ``run`` when none was seen (the subject may compile in
+        its step).
+        """
+        if not self.backends:
+            return "run"
+        depths = [{"eager": "trace", "aot_eager": "joint"}.get(name, "run") for name in self.backends]
+        return max(depths, key=("trace", "joint", "run").index)
+
+    def undo(self) -> None:
+        """Leave every instrumented module as it was before it was compiled."""
+        for undo in reversed(self._undo):
+            undo()
+        self._undo.clear()
+
+    # ---- the compiled call ----
+
+    def _before(
+        self, module: torch.nn.Module, fqn: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> None:
+        self.calls[fqn] += 1
+        if fqn not in self._hooks:
+            self._hooks[fqn] = (module, _hooks(module))
+            if self.keep_calls and torch.is_grad_enabled():
+                self.first_calls[fqn] = Call(
+                    fqn=fqn, module=module, args=_copies(args), kwargs=_copies(kwargs)
+                )
+        for mark, wanted in self.marks.items():
+            _mark(mark, module, args, kwargs, wanted)
+        hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
+        if hooks is not None:
+            self._saved_hooks(fqn, hooks[0])
+
+    def _saved_hooks(self, fqn: str, pack: Any) -> None:
+        code = getattr(pack, "__code__", None)
+        file = getattr(code, "co_filename", None)
+        if file is not None and file.startswith(os.path.dirname(torch.__file__)):
+            return  # torch's own checkpointing works block by block
+        found = self.saved_hooks.setdefault(
+            fqn,
+            {
+                "block": fqn,
+                "packs": 0,
+                "unpacks": None,
+                "file": file,
+                "line": getattr(code, "co_firstlineno", None),
+            },
+        )
+        found["packs"] += 1
+        found["hook"] = f"{os.path.basename(file or '?')}:{found['line']} {getattr(pack, '__name__', pack)}"
+
+    def _apart(
+        self,
+        module: torch.nn.Module,
+        fqn: str,
+        compiled: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
+        if self.fullgraph.get(fqn, True) and not self._known_failure(fqn):
+            try:
+                result = compiled(*args, **kwargs)
+                self.fullgraph.setdefault(fqn, True)
+                return result
+            except Exception as error:
+                if not is_compile_failure(error):
+                    raise
+                self.fullgraph[fqn] = False
+                self._failures.setdefault(self.kinds.get(fqn, fqn), []).append(_failure_key(error))
+        return module._call_impl(*args, **kwargs)
+
+    def _known_failure(self, fqn: str) -> bool:
+        failures = self._failures.get(self.kinds.get(fqn, fqn), ())
+        if fqn not in self.fullgraph and len(failures) >= SAME_FAILURES and len(set(failures)) == 1:
+            self.fullgraph[fqn] = False
+            self.inherited.add(fqn)
+            return True
+        return False
+
+    # ---- between steps ----
+
+    def look_for_late_hooks(self, step: int) -> None:
+        """Note hooks that were put on a compiled module's insides after its first compiled call."""
+        if not getattr(torch._dynamo.config, "skip_nnmodule_hook_guards", True):
+            return  # then hooks are guarded, and a late one recompiles
+        for fqn, (module, known) in self._hooks.items():
+            for path, attribute, hook_id in sorted(_hooks(module) - known):
+                known.add((path, attribute, hook_id))
+                owner = module.get_submodule(path)
+                hook = getattr(owner, attribute).get(hook_id)
+                code = getattr(hook, "__code__", None)
+                file, line = getattr(code, "co_filename", None), getattr(code, "co_firstlineno", None)
+                self.late_hooks.append(
+                    {
+                        "block": fqn,
+                        "module": f"{fqn}.{path}" if path else fqn,
+                        "hook": f"{os.path.basename(file or '?')}:{line} {getattr(hook, '__name__', type(hook).__name__)}",
+                        "kind": _HOOKS[attribute],
+                        "step": step,
+                        "file": file,
+                        "line": line,
+                    }
+                )
+
+
+@contextlib.contextmanager
+def compiles_seen(
+    model: torch.nn.Module, watch: Watch, recorder: Recorder, changes: Mapping[str, Any]
+) -> Iterator[None]:
+    """Instrument what a subject compiles by itself with ``Module.compile`` (its ``wrap`` or its step).
+
+    ``changes`` go over the keyword arguments that the subject gives: that is how a remedy reaches a subject
+    that compiles itself.
+    """
+    original = torch.nn.Module.compile
+
+    def compile(module: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
+        kwargs |= changes
+        watch.backends.add(str(kwargs.get("backend", "inductor")))
+        if kwargs.get("backend") in ("eager", "aot_eager"):
+            kwargs["backend"] = counting(kwargs["backend"], recorder)
+        original(module, *args, **kwargs)
+        names = [name for name, candidate in model.named_modules() if candidate is module]
+        if names:
+            from cftdiag.recipe import strip_wrappers
+
+            watch.instrument(module, strip_wrappers(names[0]) or "<root>", recorder)
+
+    torch.nn.Module.compile = compile  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        torch.nn.Module.compile = original  # type: ignore[method-assign]
+
+
+def is_compile_failure(error: BaseException) -> bool:
+    """True for what Dynamo, AOTAutograd or the backend raised, not the model."""
+    import torch._dynamo.exc as exc
+    from torch.fx.experimental.symbolic_shapes import ConstraintViolationError, GuardOnDataDependentSymNode
+
+    # a fullgraph call of which nothing was compiled ends in a plain RuntimeError
+    nothing = isinstance(error, RuntimeError) and "found no compiled frames" in str(error)
+    return nothing or isinstance(
+        error, (exc.TorchDynamoException, GuardOnDataDependentSymNode, ConstraintViolationError)
+    )
+
+
+def is_checkpoint_failure(error: BaseException) -> bool:
+    """True for a recomputation that did not repeat its forward."""
+    from torch.utils.checkpoint import CheckpointError
+
+    return isinstance(error, CheckpointError)
+
+
+def _failure_key(error: BaseException) -> tuple[str, str]:
+    stack = getattr(error, "real_stack", None)
+    last = f"{stack[-1].filename}:{stack[-1].lineno}" if stack else " ".join(str(error).split())[:200]
+    return type(error).__name__, last
+
+
+def _hooks(module: torch.nn.Module) -> set[tuple[str, str, int]]:
+    return {
+        (path, attribute, key)
+        for path, inner in module.named_modules()
+        for attribute in _HOOKS
+        for key in getattr(inner, attribute, {})
+    }
+
+
+def _copies(tree: Any) -> Any:
+    def copy(value: torch.Tensor) -> torch.Tensor:
+        return value.detach().clone().requires_grad_(value.requires_grad)
+
+    return torch.utils._pytree.tree_map_only(torch.Tensor, copy, tree)
+
+
+def _mark(
+    mark: str,
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    wanted: Mapping[str, list[int]],
+) -> None:
+    import inspect
+
+    from torch._dynamo import decorators
+
+    inner = getattr(module, "_checkpoint_wrapped_module", module)
+    names = list(inspect.signature(inner.forward).parameters)
+    for name, value in [*zip(names, args, strict=False), *kwargs.items()]:
+        if isinstance(value, torch.Tensor):
+            for dim in wanted.get(name, ()):
+                getattr(decorators, mark)(value, dim)

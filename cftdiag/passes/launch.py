@@ -1,0 +1,333 @@
+"""Passes run in processes of their own, so that each starts with a virgin Dynamo and a virgin model.
+
+Two launchers give the same :class:`Pass`: :class:`ForkServer` starts one helper interpreter that imports
+torch once and forks a child for every pass; :class:`LiveFork` forks the caller, for a Subject that exists
+only in its memory. Messages (JSON objects, one a line) stream back through a pipe, so whatever a child
+reported before it timed out, ran out of memory or crashed is kept. Torch-free in the parent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from cftdiag.errors import EnvironmentUnfit, InputError
+
+Message = dict[str, Any]
+Send = Callable[[Message], None]
+
+_PR_SET_PDEATHSIG = 1
+_LOG_TAIL = 4000  # characters of a crashed child's output that are worth keeping
+_ENV_THREADS = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+)  # a pass is single-threaded Python; worker threads would only make forking unsafe
+
+
+class Launcher(Protocol):
+    """Starts passes."""
+
+    def start(self, task: Mapping[str, Any], write_fd: int, scratch: Path) -> int:
+        """Start a child that runs ``task`` and writes its messages to ``write_fd``; returns its process id."""
+
+    def wait(self) -> int | None:
+        """Wait status of the child started last (as ``os.waitpid`` gives it); None where it is unknown."""
+
+    def close(self) -> None:
+        """Stop the launcher."""
+
+
+class Pass:
+    """One pass in a child process, seen from the driver.
+
+    Iterating yields the child's messages until it ends; afterwards ``outcome`` is ``ok``, ``timeout`` or
+    ``crash`` and ``detail`` says more.
+    """
+
+    def __init__(self, launcher: Launcher, task: Mapping[str, Any], timeout: float) -> None:
+        self._launcher, self._task, self._timeout = launcher, task, timeout
+        self.outcome, self.detail, self.seconds = "crash", "", 0.0
+
+    def __iter__(self) -> Generator[Message, None, None]:
+        started = time.monotonic()
+        scratch = Path(_scratch())
+        read_fd, write_fd = os.pipe()
+        pid: int | None = None
+        status: int | None = None
+        waited = False
+        try:
+            try:
+                pid = self._launcher.start(self._task, write_fd, scratch)
+            finally:
+                os.close(write_fd)
+            yield from self._messages(read_fd, started + self._timeout, pid)
+            if self.outcome != "timeout":
+                status, waited = self._launcher.wait(), True
+                self._judge(status, scratch)
+        finally:
+            os.close(read_fd)
+            if pid is not None:
+                # also after a normal end: what the child started (compile workers) must not outlive it
+                _kill_group(pid)
+                if (
+                    not waited
+                ):  # a timeout, or a reader that left early: the launcher is to be ready for the next pass
+                    self._launcher.wait()
+            shutil.rmtree(scratch, ignore_errors=True)
+            self.seconds = time.monotonic() - started
+
+    def _messages(self, read_fd: int, deadline: float, pid: int) -> Iterator[Message]:
+        pending = b""
+        while True:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                self.outcome, self.detail = "timeout", f"stopped after {self._timeout:.0f} s"
+                _kill_group(pid)
+                return
+            # the wait is cut into pieces only so that the deadline holds to a second
+            if not select.select([read_fd], [], [], min(left, 1.0))[0]:
+                continue
+            chunk = os.read(read_fd, 1 << 16)
+            if not chunk:
+                return
+            *lines, pending = (pending + chunk).split(b"\n")
+            for line in lines:
+                message = json.loads(line)
+                yield message
+                if message.get("type") == "done":
+                    # not at the end of the pipe: a process that the user's code started may hold it open
+                    self.outcome = "ok"
+                    return
+
+    def _judge(self, status: int | None, scratch: Path) -> None:
+        if self.outcome == "ok":
+            return
+        code = None if status is None else os.waitstatus_to_exitcode(status)
+        if code is not None and code < 0:
+            name = signal.Signals(-code).name
+            self.detail = f"the pass was killed by {name}" + (
+                " (out of memory?)" if name == "SIGKILL" else ""
+            )
+        else:
+            self.detail = f"the pass ended early (exit code {code})"
+        tail = _tail(scratch / "output.txt")
+        if tail:
+            self.detail += ": " + tail
+
+
+def _scratch() -> str:
+    try:
+        return tempfile.mkdtemp(prefix="cftdiag-")
+    except OSError as error:
+        raise EnvironmentUnfit(
+            f"no temporary directory can be made ({error}); free disk space or set TMPDIR"
+        ) from error
+
+
+def _tail(path: Path) -> str:
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace")[-_LOG_TAIL:].strip().splitlines()
+    except OSError:
+        return ""
+    for i, line in enumerate(lines[:-1]):
+        if line.endswith("(most recent call first):"):  # faulthandler: the next line is where it happened
+            return lines[i + 1].strip()
+    return lines[-1] if lines else ""
+
+
+def _kill_group(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def die_with_parent() -> None:
+    """Ask Linux to kill this process when its parent dies; elsewhere the broken pipe ends it."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def fork_child(
+    task: Mapping[str, Any], write_fd: int, scratch: Path, run: Callable[[Mapping[str, Any], Send], None]
+) -> int:
+    """Fork; in the child run ``run(task, send)`` with its output in ``scratch/output.txt`` and leave without
+    the parent's exit handlers.
+    """
+    pid = os.fork()
+    if pid:
+        with contextlib.suppress(OSError):  # the child does the same: whoever is first
+            os.setpgid(pid, pid)
+        return pid
+    code = 1
+    try:
+        os.setpgid(0, 0)
+        die_with_parent()
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle; it kills the group
+        log = os.open(scratch / "output.txt", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
+        sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+        faulthandler.enable()  # into the log: a caller's own handler would write to the caller's terminal
+        os.environ.update(
+            TORCHINDUCTOR_CACHE_DIR=str(scratch / "inductor"), TRITON_CACHE_DIR=str(scratch / "triton")
+        )
+        run(task, lambda message: _send(write_fd, message))
+        _send(write_fd, {"type": "done"})
+        code = 0
+    except BrokenPipeError:
+        code = 1
+    except BaseException:  # noqa: BLE001 - a forked child must end here, not in its parent's stack
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def _send(fd: int, message: Message) -> None:
+    data = json.dumps(message, default=str).encode() + b"\n"
+    while data:
+        data = data[os.write(fd, data) :]
+
+
+class LiveFork:
+    """Forks the calling process, which holds the live model. ``run`` is called in the child."""
+
+    def __init__(self, run: Callable[[Mapping[str, Any], Send], None]) -> None:
+        self._run = run
+        self._pid: int | None = None
+
+    @staticmethod
+    def safe() -> bool:
+        """True when forking this process cannot meet a lock or a device held by somebody else."""
+        torch = sys.modules.get("torch")
+        cuda = torch is not None and torch.cuda.is_initialized()
+        return hasattr(os, "fork") and threading.active_count() == 1 and not cuda
+
+    def start(self, task: Mapping[str, Any], write_fd: int, scratch: Path) -> int:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self._pid = fork_child(task, write_fd, scratch, self._run)
+        return self._pid
+
+    def wait(self) -> int | None:
+        if self._pid is None:
+            return None
+        pid, self._pid = self._pid, None
+        return os.waitpid(pid, 0)[1]
+
+    def close(self) -> None:
+        pass
+
+
+class ForkServer:
+    """An interpreter that has imported torch and nothing else, and forks a child for every pass.
+
+    Importing torch and transformers takes seconds; every pass after the first is spared that, and the caller
+    never imports them.
+    """
+
+    def __init__(self) -> None:
+        if not hasattr(os, "fork"):
+            raise EnvironmentUnfit("this system cannot fork processes; run the check on Linux or macOS")
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._log = tempfile.TemporaryFile()
+        environment = dict(os.environ, **dict.fromkeys(_ENV_THREADS, "1"))
+        package_root = str(Path(__file__).resolve().parents[2])
+        environment["PYTHONPATH"] = os.pathsep.join(
+            filter(None, (package_root, environment.get("PYTHONPATH")))
+        )
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "cftdiag.passes.worker", str(theirs.fileno())],
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=self._log,
+                env=environment,
+                start_new_session=True,
+            )
+        self._socket = ours
+        self._replies = ours.makefile("rb")
+
+    def start(self, task: Mapping[str, Any], write_fd: int, scratch: Path) -> int:
+        request = json.dumps({"task": task, "scratch": str(scratch)}).encode()
+        try:
+            socket.send_fds(self._socket, [len(request).to_bytes(8, "little")], [write_fd])
+            self._socket.sendall(request)
+        except OSError as error:
+            raise EnvironmentUnfit(
+                f"the process that runs the passes ended ({self._last_words() or error}); run `cftdiag doctor`"
+            ) from error
+        return int(self._reply()["pid"])
+
+    def wait(self) -> int | None:
+        return int(self._reply()["status"])
+
+    def _reply(self) -> Message:
+        try:
+            line = self._replies.readline()
+        except OSError:
+            line = b""
+        if not line:
+            raise EnvironmentUnfit(
+                f"the process that runs the passes ended ({self._last_words() or 'no reason given'}); run `cftdiag doctor`"
+            )
+        reply: Message = json.loads(line)
+        return reply
+
+    def _last_words(self) -> str:
+        self._log.seek(0)
+        lines = self._log.read().decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else ""
+
+    def close(self) -> None:
+        self._replies.close()
+        self._socket.close()
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+        self._process.wait()
+        self._log.close()
+
+
+def serve(control_fd: int, run: Callable[[Mapping[str, Any], Send], None]) -> None:
+    """The server's loop: one request, one child, one exit status, until the caller goes away."""
+    control = socket.socket(fileno=control_fd)
+    while True:
+        header, fds, _, _ = socket.recv_fds(control, 8, 1)
+        if not header:
+            return
+        header += _exactly(control, 8 - len(header))
+        request = json.loads(_exactly(control, int.from_bytes(header, "little")))
+        pid = fork_child(request["task"], fds[0], Path(request["scratch"]), run)
+        os.close(fds[0])
+        control.sendall(json.dumps({"pid": pid}).encode() + b"\n")
+        control.sendall(json.dumps({"status": os.waitpid(pid, 0)[1]}).encode() + b"\n")
+
+
+def _exactly(control: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        chunk = control.recv(size - len(data))
+        if not chunk:
+            raise InputError("the request ended early")
+        data += chunk
+    return data

@@ -1,0 +1,400 @@
+"""In a pass's child: from a recipe to a model with its batches, its blocks and the way it compiles."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib
+import importlib.util
+import os
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cftdiag import fastforward
+from cftdiag.errors import EnvironmentUnfit, InputError, one_line
+from cftdiag.options import DYNAMIC, SMALL_MODEL, CheckOptions
+from cftdiag.recipe import build_model, find_blocks, flash_standins, flex_on_cpu, load_config, make_batches
+from cftdiag.subject import Subject, as_subject
+
+
+@dataclasses.dataclass(kw_only=True)
+class Prepared:
+    """What a pass runs. ``step`` is None where the program's own training step is meant; ``shapes`` holds
+    (rows, length) of each batch.
+    """
+
+    subject: Subject
+    options: CheckOptions
+    weightless: bool
+    shapes: list[tuple[int | None, int | None]]
+    compile_kwargs: dict[str, Any]
+    step: Callable[[Any, Any], Any] | None = None
+    changes: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """What the options say over the subject's own compile arguments."""
+
+    def backend(self) -> tuple[Any, str]:
+        """(backend, depth it reaches); raises :class:`InputError` for one that cannot run on weights that are
+        not there.
+        """
+        if self.options.target is not None:
+            return _target_backend(self.options.target), "codegen"
+        own = self.compile_kwargs.get("backend")
+        name = self.options.compile_backend or os.environ.get("TORCH_COMPILE_BACKEND") or own
+        if self.weightless:
+            if name not in (None, "eager", "aot_eager"):
+                raise InputError(
+                    f"backend {name!r} would run compiled code on weights that are not there; use eager or aot_eager, "
+                    "or --fast-forward never on a small model"
+                )
+            depth = "trace" if name == "eager" else self.options.depth
+            return fastforward.backend_for(depth), depth
+        if name is None:
+            name = "eager" if self.options.depth == "trace" else "aot_eager"
+        depth = {"eager": "trace", "aot_eager": "joint"}.get(name, "run") if isinstance(name, str) else "run"
+        return _lookup(name), depth
+
+
+def prepare(recipe: Mapping[str, Any], options: CheckOptions, live: Subject | None) -> Prepared:
+    """Build what the recipe names. Raises :class:`InputError` for what the user can mend."""
+    if live is not None:
+        return _from_subject(live, options)
+    if recipe["type"] in ("config", "hub"):
+        return _from_config(recipe, options.for_config())
+    return _from_subject(as_subject(_call_builder(recipe), recipe["name"]), options)
+
+
+def _from_config(recipe: Mapping[str, Any], o: CheckOptions) -> Prepared:
+    assert (
+        o.lengths is not None
+        and o.batch_size is not None
+        and o.attn is not None
+        and o.dtype is not None
+        and o.layers is not None
+    )
+    real = o.fast_forward == "never"
+    source: Any = (
+        {"model_type": recipe["model_type"], **recipe["config"]} if recipe["type"] == "config" else None
+    )
+    if recipe["type"] == "hub":
+        source = _hub_config(recipe["name"], o.trust_remote_code)
+    elif "auto_map" in recipe["config"] and "path" in recipe:
+        source = recipe["path"]
+    layers: Any = {"all": None, "auto": "auto"}.get(o.layers, o.layers)
+    try:
+        config = load_config(source, trust_remote_code=o.trust_remote_code)
+        count = getattr(config, "num_hidden_layers", None)
+        if o.layers.isdigit() and isinstance(count, int) and int(o.layers) > count:
+            raise InputError(f"--layers {o.layers}: the model has {count}")
+        model = build_model(
+            config,
+            attn=o.attn,
+            dtype=o.dtype,
+            layers=int(layers) if str(layers).isdigit() else layers,
+            weights=real,
+        )
+        if o.transform is not None:
+            _transform(model, o.transform, o.method, weightless=not real)
+        lengths = [_round_up(n, o.pad_to_multiple_of) for n in o.lengths]
+        batches = make_batches(
+            model.config,
+            lengths=lengths,
+            batch_size=o.batch_size,
+            packed=o.packed,
+            flash_varlen=o.flash_varlen,
+            model=model,
+        )
+    except ValueError as error:
+        raise InputError(str(error)) from error
+    return Prepared(
+        subject=Subject(model=model, batches=[b.kwargs for b in batches]),
+        options=o,
+        weightless=not real,
+        shapes=[(b.batch_size, b.length) for b in batches],
+        compile_kwargs={
+            "dynamic": DYNAMIC[o.dynamic or "true"],
+            "fullgraph": o.fullgraph,
+            **o.compile_kwargs,
+        },
+    )
+
+
+def _transform(model: torch.nn.Module, function: str, method: str, *, weightless: bool) -> None:
+    """Change the built model in place, as the program that trains it does; new parameters of a model without
+    weights have no values either.
+    """
+    module, _, name = function.partition(":")
+    with fastforward.SkipMode() if weightless else contextlib.nullcontext():
+        getattr(importlib.import_module(module), name)(model, method)
+    if weightless:
+        fastforward.mark_weights(model)
+
+
+def _refuse(subject: Subject, o: CheckOptions) -> None:
+    """Refuse options that this subject's own way of compiling or training leaves no place for."""
+    if subject.wrap is not None:
+        own = {
+            "ac": "none",
+            "world_size": 1,
+            "compile_scope": "block",
+            "depth": "joint",
+            "compile_backend": os.environ.get("TORCH_COMPILE_BACKEND"),
+        }
+        for name, default in own.items():
+            if getattr(o, name) not in (default, None):
+                raise InputError(
+                    f"--{name.replace('_', '-')} does not apply to a subject that compiles itself; change it in wrap()"
+                )
+    elif "loss" in o.compile_scope:
+        raise InputError(
+            f"--compile-scope {o.compile_scope}: the loss is inside the subject's own step; use block or model, or compile it in step()"
+        )
+
+
+def _from_subject(subject: Subject, o: CheckOptions) -> Prepared:
+    o.for_subject()
+    _refuse(subject, o)
+    if not torch.cuda.is_available() and _uses_flex_attention(subject.model):
+        flex_on_cpu.install()
+    parameters = list(subject.model.parameters())
+    meta = any(p.is_meta for p in parameters)
+    if o.fast_forward == "never" and meta:
+        raise InputError(
+            "the model's parameters are on the meta device, so it cannot be run for real; leave --fast-forward at auto"
+        )
+    small = sum(p.numel() for p in parameters) < SMALL_MODEL
+    weightless = (
+        o.fast_forward == "always"
+        or o.target is not None
+        or (o.fast_forward == "auto" and (meta or not small))
+    )
+    if weightless:
+        if meta:
+            absent = [b for b in subject.model.buffers() if b.is_meta]
+            with fastforward.SkipMode():
+                subject.model.to_empty(device="cpu")
+            if absent:  # nobody wrote their values: they are as unknown as weights
+                for buffer in subject.model.buffers():
+                    fastforward.mark(buffer, fastforward.SKIPPED)
+        fastforward.mark_weights(subject.model)
+    changes = dict(o.compile_kwargs)
+    if o.dynamic is not None:
+        changes["dynamic"] = DYNAMIC[o.dynamic]
+    if o.fullgraph is not None:
+        changes["fullgraph"] = o.fullgraph
+    batches = [_padded(batch, o.pad_to_multiple_of) for batch in subject.batches]
+    if o.input_requires_grad:
+        batches = [{k: _requiring_grad(v) for k, v in batch.items()} for batch in batches]
+    shapes = [_batch_shape(b) for b in batches]
+    if o.drop_last and shapes:
+        kept = [i for i, (rows, _) in enumerate(shapes) if rows == shapes[0][0]]
+        batches, shapes = [batches[i] for i in kept], [shapes[i] for i in kept]
+    return Prepared(
+        subject=dataclasses.replace(subject, batches=batches),
+        options=o,
+        weightless=weightless,
+        shapes=shapes,
+        compile_kwargs={**subject.compile_kwargs, **changes},
+        step=subject.step or default_step,
+        changes=changes,
+    )
+
+
+def _uses_flex_attention(model: torch.nn.Module) -> bool:
+    """True when transformers will call FlexAttention in some module."""
+    configs = (getattr(module, "config", None) for module in model.modules())
+    return any(getattr(config, "_attn_implementation", None) == "flex_attention" for config in configs)
+
+
+def blocks_of(
+    model: torch.nn.Module, globs: Sequence[str], required: bool = True
+) -> list[tuple[str, torch.nn.Module]]:
+    """(name, module) of every block; :class:`InputError` when there is none and one is required."""
+    try:
+        return list(find_blocks(model, list(globs) or None))
+    except ValueError as error:
+        if required:
+            raise InputError(str(error)) from error
+        return []
+
+
+def default_step(model: torch.nn.Module, batch: Mapping[str, Any]) -> Any:
+    """Forward, mean square of the first floating output, backward; returns the loss (0-d)."""
+    output = model(**batch)
+    output = dict(output) if isinstance(output, Mapping) else output
+    tensors = [
+        x
+        for x in torch.utils._pytree.tree_leaves(output)
+        if isinstance(x, torch.Tensor) and x.is_floating_point()
+    ]
+    if not tensors:
+        raise InputError(
+            "the model returned no floating tensor to train on; give Subject(step=...) for your own training step"
+        )
+    loss = tensors[0].float().pow(2).mean()
+    if loss.requires_grad:
+        loss.backward()
+        model.zero_grad(set_to_none=True)
+    return loss.detach()
+
+
+def _target_backend(name: str) -> Any:
+    from cftdiag.target import TargetUnavailable, backend
+
+    try:
+        return backend(name)
+    except TargetUnavailable as error:
+        raise EnvironmentUnfit(str(error)) from error
+
+
+def batch_of_shape(
+    model: Any, batch_size: int, length: int, variant: str, flash_varlen: bool
+) -> dict[str, Any]:
+    """Arguments of one forward of a config model. ``variant`` is "" (full rows), "padded" (the last row ends
+    early) or "packed".
+    """
+    packed = variant == "packed"
+    [batch] = make_batches(
+        model.config,
+        lengths=[length],
+        batch_size=batch_size,
+        packed=packed,
+        flash_varlen=flash_varlen,
+        model=model,
+    )
+    kwargs = dict(batch.kwargs)
+    if variant == "padded":
+        mask = torch.ones(batch_size, length, dtype=torch.int64)
+        mask[-1, -1] = 0
+        kwargs |= {"attention_mask": mask, "labels": kwargs["labels"].masked_fill(mask == 0, -100)}
+    return kwargs
+
+
+def _call_builder(recipe: Mapping[str, Any]) -> object:
+    path, name = Path(recipe["path"]), recipe["attr"]
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    # under its own name, so that its classes can be found, unless a module of that name is in use already
+    sys.modules.setdefault(path.stem, module)
+    sys.path.insert(0, str(path.parent))
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        raise InputError(f"{path}: importing it raised {one_line(error)}{_at(error, path)}") from error
+    builder = getattr(module, name, None)
+    if not callable(builder):
+        raise InputError(f"{path}: has no function {name!r}; define {name}() or name another after the colon")
+    # transformers refuses to build for a kernel that is not installed; whoever asks it for one gets its
+    # stand-in, as --attn does
+    flash_standins.install()
+    try:
+        torch.manual_seed(0)
+        return builder()
+    except (Exception, SystemExit) as error:
+        raise InputError(f"{recipe['name']} raised {one_line(error)}{_at(error, path)}") from error
+
+
+def _at(error: BaseException, path: Path) -> str:
+    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
+    return f" (line {lines[-1]})" if lines else ""
+
+
+def _hub_config(name: str, trust_remote_code: bool) -> Any:
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+    from transformers import AutoConfig
+
+    from cftdiag import catalogue
+
+    close = catalogue.close_matches(name)
+    hint = (
+        f"catalogue models of a like name: {', '.join(close)}"
+        if close
+        else "`cftdiag models` lists models that need no hub"
+    )
+    unreachable = None
+    try:
+        # asked once and without retries: a laptop without a network must not wait for what the cache or the
+        # catalogue has
+        HfApi().model_info(name, timeout=10)
+    except GatedRepoError as error:
+        raise InputError(
+            f"{name}: its owner gives access on request; ask for it on the hub and log in with `hf auth login`; {hint}"
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise InputError(
+            f"{name}: the hub has no such model, or a private one (`hf auth login`); {hint}"
+        ) from error
+    except Exception as error:  # noqa: BLE001 - no network, a proxy, HF_HUB_OFFLINE, a hub that is down: the cache may still have it
+        unreachable = one_line(error)
+    try:
+        return AutoConfig.from_pretrained(
+            name, trust_remote_code=trust_remote_code, local_files_only=unreachable is not None
+        )
+    except Exception as error:
+        if "trust_remote_code" in str(error):
+            hint = "it brings its own code; pass --trust-remote-code if you trust it"
+        elif unreachable is not None:
+            raise InputError(
+                f"{name}: the hub cannot be reached ({unreachable}) and its cache has no such model; {hint}"
+            ) from error
+        raise InputError(
+            f"{name}: its config could not be read from the hub ({one_line(error)}); {hint}"
+        ) from error
+
+
+def _batch_shape(batch: Mapping[str, Any]) -> tuple[int | None, int | None]:
+    """(rows, length) of the first tensor with a batch and a sequence dimension."""
+    for value in batch.values():
+        if isinstance(value, torch.Tensor) and value.dim() in (2, 3):  # an image has no length
+            return value.shape[0], value.shape[1]
+    return None, None
+
+
+def _padded(batch: Mapping[str, Any], multiple: int | None) -> dict[str, Any]:
+    """The batch with every tensor of the batch's length padded along dimension 1 (zeros; -100 for labels), as
+    a collator would.
+    """
+    length = _batch_shape(batch)[1]
+    if not multiple or length is None:
+        return dict(batch)
+    missing = _round_up(length, multiple) - length
+
+    def pad(name: str, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or value.dim() < 2 or value.shape[1] != length:
+            return value
+        filler = -100 if name == "labels" else 0
+        return torch.nn.functional.pad(value, (0, 0) * (value.dim() - 2) + (0, missing), value=filler)
+
+    return {name: pad(name, value) for name, value in batch.items()}
+
+
+def _requiring_grad(value: Any) -> Any:
+    return (
+        value.requires_grad_(True)
+        if isinstance(value, torch.Tensor) and value.is_floating_point() and value.is_leaf
+        else value
+    )
+
+
+def _round_up(n: int, multiple: int | None) -> int:
+    return n if not multiple else -(-n // multiple) * multiple
+
+
+def _lookup(name: Any) -> Any:
+    if not isinstance(name, str):
+        return name
+    from torch._dynamo import lookup_backend
+    from torch._dynamo.exc import InvalidBackend
+
+    try:
+        return lookup_backend(name)
+    except InvalidBackend as error:
+        raise InputError(
+            f"backend {name!r} is unknown to this torch; use eager, aot_eager or inductor"
+        ) from error

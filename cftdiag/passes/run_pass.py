@@ -1,0 +1,479 @@
+"""One pass, run in a child: build the subject, compile its blocks, run its steps, and tell what torch did.
+
+Modes: ``fullgraph`` compiles with ``fullgraph=True`` and keeps one failing block from hiding the next;
+``collect`` compiles as the subject asks but without fullgraph, and so meets every graph break; ``auto`` is
+the one of these two that the subject asks for; ``eager`` compiles nothing and tells whether a failure is the
+model's own; ``reference`` and ``numerics`` run the first steps eagerly and compiled, and compare; ``sweep``
+asks cached guards about every shape of the user's data.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import importlib
+import math
+import os
+import resource
+import time
+import traceback
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from cftdiag import fastforward
+from cftdiag.capture import Recorder, counting
+from cftdiag.errors import EnvironmentUnfit, InputError, one_line
+from cftdiag.options import CheckOptions
+from cftdiag.passes import numerics
+from cftdiag.passes.compiled_calls import Watch, compiles_seen, is_checkpoint_failure, is_compile_failure
+from cftdiag.passes.launch import Send
+from cftdiag.passes.prepare import batch_of_shape, blocks_of, prepare
+from cftdiag.recipe import DepthNotReached, block_groups, stacks, strip_wrappers, wrap_blocks
+from cftdiag.subject import Subject
+
+SEED = 0
+#: Errors of a full disk or a closed pipe, which say nothing about the model.
+_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EPIPE)
+
+
+def run_task(task: Mapping[str, Any], send: Send, live: Subject | None = None) -> None:
+    """Run one pass and ``send`` its messages; never raises for what the user's model does."""
+    options = CheckOptions.from_dict(task["options"])
+    try:
+        with _process_kept(options.env), torch_config(options.torch_config):
+            _Pass(task, options, send, live).run()
+    except InputError as error:
+        send({"type": "input_error", "message": str(error)})
+    except (EnvironmentUnfit, DepthNotReached) as error:
+        send({"type": "unfit", "message": str(error)})
+    except OSError as error:
+        if error.errno not in _MACHINE:
+            raise
+        send(
+            {
+                "type": "unfit",
+                "message": f"the pass could not use this machine ({one_line(error)}); free disk space or set TMPDIR",
+            }
+        )
+
+
+class _Pass:
+    def __init__(
+        self, task: Mapping[str, Any], options: CheckOptions, send: Send, live: Subject | None
+    ) -> None:
+        self.task, self.mode, self.send = task, task["mode"], send
+        self.step_index = 0
+        self.progress("build")
+        started = time.monotonic()
+        self.prepared = prepare(task["recipe"], options, live)
+        self.subject, self.options = self.prepared.subject, self.prepared.options
+        if self.mode == "auto":
+            # the way the subject itself compiles goes first: its recompiles are the ones that training would
+            # meet
+            whole = self.prepared.compile_kwargs.get("fullgraph") and self.subject.wrap is None
+            self.mode = "fullgraph" if whole else "collect"
+        self.model_class = type(self.subject.model).__name__  # before FSDP2 gives it a class of its own
+        self.build_seconds = time.monotonic() - started
+        self.watch = Watch(isolate=self.mode == "fullgraph", keep_calls=self.mode == "numerics")
+        self.watch.marks = {"mark_dynamic": options.mark_dynamic, "mark_unbacked": options.mark_unbacked}
+        self.kinds: dict[str, str] = {}
+        self.losses: list[Any] = []
+        self.skip: Any = fastforward.SkipMode if self.prepared.weightless else contextlib.nullcontext
+
+    def progress(self, phase: str, **more: Any) -> None:
+        self.send({"type": "progress", "phase": phase, "mode": self.mode, **more})
+
+    def run(self) -> None:
+        fastforward.reset()
+        recorder = Recorder(on_event=lambda event: self.send({"type": "event", "event": event.to_dict()}))
+        try:
+            with contextlib.ExitStack() as stack:
+                for context in self.contexts(recorder):
+                    stack.enter_context(context)
+                with self.skip():
+                    if self.options.eager_warmup and self.subject.batches and self.prepared.step is not None:
+                        self.prepared.step(self.subject.model, dict(self.subject.batches[0]))
+                    self.compile_or_refuse(recorder)
+                recorder.watch(self.subject.model, [fqn for fqn, _ in self.blocks])
+                self.limit = getattr(torch._dynamo.config, "recompile_limit", None)
+                self.describe()
+                if self.mode == "sweep":
+                    self.sweep(recorder)
+                else:
+                    self.steps(recorder)
+                self.result(recorder)
+        finally:
+            self.watch.undo()
+
+    def contexts(self, recorder: Recorder) -> Iterator[Any]:
+        yield recorder
+        yield fastforward.routing_policy(self.options.routing)
+        yield _warnings_kept_quiet()
+        if self.subject.wrap is not None or self.prepared.step is not None:
+            yield compiles_seen(self.subject.model, self.watch, recorder, self.prepared.changes)
+        if self.mode in ("reference", "numerics"):
+            yield numerics.alike_randomness()
+        if self.mode in ("reference", "eager"):
+            yield torch.compiler.set_stance("force_eager")
+
+    # ---- compiling ----
+
+    def compile_or_refuse(self, recorder: Recorder) -> None:
+        """Compile; what a subject's own ``wrap`` or compile arguments get wrong is the user's to mend."""
+        try:
+            self.compile_all(recorder)
+        except (InputError, EnvironmentUnfit, DepthNotReached):
+            raise
+        except Exception as error:
+            if self.prepared.step is None:
+                raise
+            doing = (
+                "wrap()"
+                if self.subject.wrap is not None
+                else f"compiling the blocks with {self.prepared.compile_kwargs}"
+            )
+            raise InputError(f"{doing} raised {one_line(error)}") from error
+
+    def compile_all(self, recorder: Recorder) -> None:
+        model, subject, options = self.subject.model, self.subject, self.options
+        self.model_to_run, self.program, self.depth = model, None, "run"
+        own = (subject.blocks,) if isinstance(subject.blocks, str) else tuple(subject.blocks or ())
+        wanted = own or options.blocks
+        if subject.wrap is not None:
+            wrapped = subject.wrap(model)
+            self.model_to_run = model if wrapped is None else wrapped
+            self.blocks = blocks_of(model, wanted, required=False)
+            self.depth = self.watch.depth()
+        else:
+            self.blocks = blocks_of(model, wanted)
+        self.kinds = {fqn: group.label for group in block_groups(model, self.blocks) for fqn in group.fqns}
+        self.watch.kinds = self.kinds
+        if subject.wrap is not None:
+            return
+        backend, self.depth = self.prepared.backend()
+        kwargs = dict(
+            self.prepared.compile_kwargs,
+            fullgraph=self.mode == "fullgraph" or bool(self.task.get("fullgraph")),
+            backend=counting(backend, recorder),
+        )
+
+        def compile_one(target: Any, name: str) -> Any:
+            if not isinstance(target, torch.nn.Module):
+                return torch.compile(target, **kwargs)
+            target.compile(**kwargs)
+            if self.prepared.step is None:  # else `compiles_seen` has done it
+                self.watch.instrument(target, name, recorder)
+            return target
+
+        try:
+            program = wrap_blocks(
+                model,
+                self.blocks,
+                ac=options.ac,
+                world_size=options.world_size,
+                compile=compile_one,
+                scope=options.compile_scope,
+            )
+        except ValueError as error:
+            raise InputError(str(error)) from error
+        self.blocks = list(program.blocks)
+        if self.prepared.step is None:
+            self.program = program
+
+    # ---- running ----
+
+    def steps(self, recorder: Recorder) -> None:
+        batches = self.subject.batches
+        if self.mode in ("reference", "numerics"):
+            batches = batches[: numerics.STEPS]
+            self.trace = numerics.record(self.subject.model)
+            torch.manual_seed(SEED)
+        try:
+            for i, batch in enumerate(batches):
+                self.one_step(i, batch, recorder)
+        except (InputError, EnvironmentUnfit, DepthNotReached):
+            raise
+        except Exception as error:
+            if isinstance(error, OSError) and error.errno in _MACHINE:
+                raise
+            # whatever training would have met here is a result; the driver finds out whose fault it is
+            self.send(self.raised(error))
+
+    def sweep(self, recorder: Recorder) -> None:
+        """Forecast the compiles of one rank over all shapes of the data."""
+        from cftdiag.forecast.lengths import RankShapes, Shape
+        from cftdiag.forecast.sweep import sweep
+
+        rank = self.task["rank"]
+        shapes = RankShapes.from_list(rank, self.task["shapes"]).shapes
+        warm = RankShapes.from_list(rank, self.task["warm"]).shapes
+        program = self.program
+        assert program is not None
+
+        def run(shape: Shape) -> None:
+            batch = batch_of_shape(
+                self.subject.model, shape.batch_size, shape.length, shape.variant, self.options.flash_varlen
+            )
+            with self.skip():
+                program.step(batch)
+                program.zero_grad()
+
+        def progress(done: int, of: int, shape: Shape) -> None:
+            self.step_index = shape.step
+            self.progress("step", step=done, of=of, length=shape.length)
+
+        found = sweep(run, shapes, recorder, model=self.subject.model, warm=warm, progress=progress)
+        self.send({"type": "forecast", "rank": rank, "swept": found.to_dict()})
+
+    def one_step(self, i: int, batch: Mapping[str, Any], recorder: Recorder) -> None:
+        self.step_index = recorder.step = i + 1
+        batch_size, length = self.prepared.shapes[i]
+        self.progress("step", step=i + 1, of=len(self.subject.batches), length=length)
+        started = time.monotonic()
+        if self.subject.before_step is not None:
+            self.subject.before_step(self.subject.model, i)
+        self.watch.look_for_late_hooks(i + 1)
+        with self.skip():
+            if self.program is not None:
+                loss = self.program.step(dict(batch))
+                self.program.zero_grad()
+            else:
+                assert self.prepared.step is not None
+                loss = self.prepared.step(self.model_to_run, dict(batch))
+        self.losses.append(loss)
+        self.send(
+            {
+                "type": "step",
+                "step": i + 1,
+                "batch_size": batch_size,
+                "length": length,
+                "seconds": time.monotonic() - started,
+            }
+        )
+
+    # ---- telling ----
+
+    def describe(self) -> None:
+        model = self.subject.model
+        kwargs = self.prepared.compile_kwargs
+        self.send(
+            {
+                "type": "program",
+                "mode": self.mode,
+                "depth": self.depth,
+                "weightless": self.prepared.weightless,
+                "parameters": sum(p.numel() for p in model.parameters()),
+                "model_class": self.model_class,
+                "model_type": getattr(getattr(model, "config", None), "model_type", None),
+                "compile_kwargs": {k: _jsonable(v) for k, v in kwargs.items() if k != "backend"},
+                "wrap": self.subject.wrap is not None,
+                "blocks": [
+                    {
+                        "fqn": fqn,
+                        "class": self.kinds.get(fqn, type(module).__name__).split("[")[0],
+                        "kind": self.kinds.get(fqn),
+                        "index": _index(fqn, i),
+                    }
+                    for i, (fqn, module) in enumerate(self.blocks)
+                ],
+                "steps": [
+                    {"step": i + 1, "batch_size": b, "length": n}
+                    for i, (b, n) in enumerate(self.prepared.shapes)
+                ],
+                "stacks": [strip_wrappers(f"{fqn}.*") for fqn, _ in stacks(model) if fqn],
+                "limit": self.limit,
+                "config_sha": self.config_sha(),
+                "build_seconds": self.build_seconds,
+            }
+        )
+
+    def config_sha(self) -> str | None:
+        """Digest of the model's own config, by which a plan knows its model; None for a model without one."""
+        from cftdiag.plan import config_sha
+
+        config = getattr(self.subject.model, "config", None)
+        return config_sha(config) if hasattr(config, "to_dict") else None
+
+    def raised(self, error: BaseException) -> dict[str, Any]:
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [f for f in frames if not _is_library(f.filename)] or list(frames)
+        last = own[-1] if own else None
+        return {
+            "type": "raised",
+            "error": type(error).__name__,
+            "message": " ".join(str(error).split())[:4000],
+            "compile": is_compile_failure(error) or is_checkpoint_failure(error),
+            "where": {"file": last.filename, "line": last.lineno, "function": last.name, "code": last.line}
+            if last
+            else None,
+            "step": self.step_index,
+        }
+
+    def result(self, recorder: Recorder) -> None:
+        checked = None
+        if self.subject.check is not None and self.mode == "collect":
+            try:
+                checked = self.subject.check(self.subject.model, self.losses)
+            except Exception as error:  # noqa: BLE001 - the user's own check is reported, never a source of causes
+                checked = {"raised": one_line(error)}
+        self.send(
+            {
+                "type": "result",
+                "graphs": {fqn: sorted(ids) for fqn, ids in recorder.graphs.items()},
+                "fullgraph": self.watch.fullgraph,
+                "inherited": sorted(self.watch.inherited),
+                "calls": dict(self.watch.calls),
+                "late_hooks": self.watch.late_hooks,
+                "saved_tensor_hooks": list(self.watch.saved_hooks.values()),
+                "numerics": self.numerics(),
+                "undetermined": self.undetermined(),
+                "problems": recorder.problems,
+                "check": _jsonable(checked),
+                "peak_rss_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6,
+            }
+        )
+
+    def undetermined(self) -> list[dict[str, Any]]:
+        """What the verdict does not know: values that were assumed, and what an absent device would decide."""
+        notes = fastforward.undetermined() if self.prepared.weightless else []
+        if self.options.target is not None:
+            from cftdiag.target import assumptions
+
+            notes += [{"meaning": text} for text in assumptions(self.options.target)]
+        return notes
+
+    def numerics(self) -> dict[str, Any] | None:
+        """Save the eager run (``reference``), or compare this one with it (``numerics``)."""
+        if self.mode not in ("reference", "numerics"):
+            return None
+        self.trace.losses = [
+            float(loss) if isinstance(loss, (int, float, torch.Tensor)) else None for loss in self.losses
+        ]
+        found = self.trace.named()
+        if "compare" not in self.task:
+            torch.save(found, self.task["save"])
+            return None
+        precision = numerics.precision_of(self.subject.model, self.subject.batches)
+        wrong = numerics.compare(torch.load(self.task["compare"]), found, precision)
+        if self.mode == "numerics" and not wrong:
+            seen = set()
+            for call in self.watch.first_calls.values():
+                kind = self.kinds.get(call.fqn, call.fqn)
+                if kind not in seen and not wrong:
+                    seen.add(kind)
+                    wrong = [dict(w, block=call.fqn) for w in numerics.compare_call(call, SEED, precision)]
+        worst = wrong[0] if wrong else None
+        if worst is not None and "block" not in worst:
+            worst["block"] = next(
+                (fqn for fqn, _ in self.blocks if worst["name"].startswith(fqn + ".")), None
+            )
+        return {
+            "ok": not wrong,
+            "backend": str(
+                self.prepared.compile_kwargs.get("backend") or self.options.compile_backend or "aot_eager"
+            ),
+            "worst": worst,
+            "failed": [w["name"] for w in wrong],
+            "config": numerics.differing_config(),
+            "precision": precision,
+        }
+
+
+# ---- helpers ----
+
+
+def _is_library(filename: str) -> bool:
+    return (
+        filename.startswith(os.path.dirname(torch.__file__))
+        or filename.startswith(os.path.dirname(__file__))
+        or filename.startswith("<")
+    )
+
+
+def _index(fqn: str, position: int) -> int:
+    numbers = [part for part in fqn.split(".") if part.isdigit()]
+    return int(numbers[-1]) if numbers else position
+
+
+def _jsonable(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(k): _jsonable(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_jsonable(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)  # JSON has no such number
+    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
+
+
+@contextlib.contextmanager
+def _process_kept(env: Mapping[str, str]) -> Iterator[None]:
+    """One thread and the wanted environment; afterwards as before, for a check in the caller's own process."""
+    threads, before = torch.get_num_threads(), dict(os.environ)
+    torch.set_num_threads(1)
+    os.environ.update({name: str(value) for name, value in env.items()})
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        os.environ.clear()
+        os.environ.update(before)
+
+
+@contextlib.contextmanager
+def torch_config(settings: Mapping[str, Any]) -> Iterator[None]:
+    """Set dotted torch config names, restored afterwards; raises :class:`InputError` for one that this torch
+    lacks.
+    """
+    with contextlib.ExitStack() as stack:
+        for dotted, value in settings.items():
+            module_name, name = _split_config(dotted)
+            try:
+                module = importlib.import_module(module_name)
+                if isinstance(getattr(module, name), (set, frozenset)):
+                    value = set(getattr(module, name)) | {_resolved(value)}
+                stack.enter_context(module.patch(**{name: value}))
+            except (ImportError, AttributeError, TypeError) as error:
+                raise InputError(
+                    f"this torch has no setting {dotted}, or not this value for it ({one_line(error)})"
+                ) from error
+        yield
+
+
+def _split_config(dotted: str) -> tuple[str, str]:
+    for middle in (".config.", "._config."):
+        head, marker, tail = dotted.partition(middle)
+        if marker and head.startswith("torch"):
+            return head + middle.rstrip("."), tail
+    raise InputError(
+        f"{dotted!r} is no torch setting; write torch._dynamo.config.NAME or torch._inductor.config.NAME"
+    )
+
+
+def _resolved(name: Any) -> Any:
+    """The object of a dotted name (``logging.Logger.warning``), for settings that are sets of functions;
+    anything else as it is.
+    """
+    if not isinstance(name, str):
+        return name
+    parts = name.split(".")
+    for cut in range(len(parts) - 1, 0, -1):
+        with contextlib.suppress(ImportError):
+            found: Any = importlib.import_module(".".join(parts[:cut]))
+            for part in parts[cut:]:
+                found = getattr(found, part)
+            return found
+    return name
+
+
+@contextlib.contextmanager
+def _warnings_kept_quiet() -> Iterator[None]:
+    """The child's stderr goes to a file that is read only after a crash; warnings would bury what matters
+    there.
+    """
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

@@ -1,0 +1,206 @@
+"""The repeated blocks of a model: which they are, and which of them are of one kind."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import fnmatch
+import itertools
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+_WRAPPERS = re.compile(
+    r"(?:^|\.)(?:_orig_mod|_checkpoint_wrapped_module|_fsdp_wrapped_module|module(?=\._))(?=\.|$)"
+)
+#: Integer, string and None attributes of a block by which its computation can differ from another block's.
+_STRUCTURAL = re.compile(r"window|rope|expert|head|type|sparse|moe|top_k|chunk|causal|pattern")
+#: Attributes that number or name a block without changing what it is.
+_IDENTITY = {
+    "training",
+    "layer_idx",
+    "layer_index",
+    "layer_id",
+    "layer_number",
+    "block_idx",
+    "block_index",
+    "index",
+    "idx",
+}
+
+Blocks = list[tuple[str, torch.nn.Module]]
+#: (trait, value) pairs of a kind of block.
+Kind = frozenset[tuple[str, str]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class BlockGroup:
+    """Blocks of one kind, in model order."""
+
+    label: str
+    """The class name, with what sets this kind apart in brackets: ``Gemma3DecoderLayer[sliding_attention]``.
+    """
+    cls: str
+    fqns: tuple[str, ...]
+
+
+def strip_wrappers(fqn: str) -> str:
+    """A module's name without the parts that torch.compile, checkpoint wrappers and FSDP put in."""
+    return _WRAPPERS.sub("", fqn).lstrip(".")
+
+
+def find_blocks(model: torch.nn.Module, globs: Sequence[str] | None = None) -> Blocks:
+    """The blocks of a model as (name without wrappers, module), in model order.
+
+    By default the children of the outermost ``ModuleList`` with the most children (the first on a tie); with
+    ``globs`` every module whose name matches one (``*`` does not cross a dot), so that several stacks can be
+    named. ``ValueError`` when nothing is found.
+    """
+    names = {strip_wrappers(fqn): module for fqn, module in model.named_modules() if fqn}
+    if globs:
+        return _matching(names, globs)
+    found = stacks(model)
+    if not found:
+        raise ValueError(
+            f"{type(model).__name__} has no ModuleList to take blocks from; name its blocks with --blocks GLOB"
+        )
+    fqn, longest = found[0]
+    return [(strip_wrappers(f"{fqn}.{i}" if fqn else str(i)), block) for i, block in enumerate(longest)]
+
+
+def stacks(model: torch.nn.Module) -> list[tuple[str, torch.nn.ModuleList]]:
+    """(name, list) of the outermost ``ModuleList`` modules, the longest first."""
+    lists = [
+        (fqn, module)
+        for fqn, module in model.named_modules()
+        if isinstance(module, torch.nn.ModuleList) and len(module)
+    ]
+    # a stack inside another stack's block (the experts of a mixture) is part of that block, however long it
+    # is
+    outer = [
+        (fqn, found) for fqn, found in lists if not any(fqn.startswith(f"{other}.") for other, _ in lists)
+    ]
+    return sorted(outer, key=lambda item: -len(item[1]))
+
+
+def _matching(names: Mapping[str, torch.nn.Module], globs: Sequence[str]) -> Blocks:
+    patterns = {glob: re.compile(fnmatch.translate(glob).replace(".*", r"[^.]*")) for glob in globs}
+    for glob, pattern in patterns.items():
+        if not any(pattern.match(fqn) for fqn in names):
+            raise ValueError(
+                f"no module matches --blocks {glob!r}; module names look like {', '.join(list(names)[:4])}"
+            )
+    found = {fqn: module for fqn, module in names.items() if any(p.match(fqn) for p in patterns.values())}
+    return [(fqn, m) for fqn, m in found.items() if not any(fqn.startswith(f"{outer}.") for outer in found)]
+
+
+def block_groups(model: torch.nn.Module, blocks: Blocks | None = None) -> list[BlockGroup]:
+    """Kinds of block, in order of appearance.
+
+    Two blocks are of one kind when their classes, parameter shapes, submodule classes and structural
+    attributes (layer types, windows, rope, experts, every flag) agree. Numbers that only say which block it
+    is do not count.
+    """
+    members: dict[Kind, list[tuple[str, str]]] = collections.defaultdict(list)
+    for fqn, block in find_blocks(model) if blocks is None else blocks:
+        members[frozenset(traits(block))].append((fqn, _class_name(_unwrapped(block))))
+    by_class: dict[str, list[Kind]] = collections.defaultdict(list)
+    for kind, found in members.items():
+        by_class[found[0][1]].append(kind)
+    labels = {kind: label for cls, kinds in by_class.items() for kind, label in _labels(cls, kinds).items()}
+    return [
+        BlockGroup(label=labels[kind], cls=found[0][1], fqns=tuple(fqn for fqn, _ in found))
+        for kind, found in members.items()
+    ]
+
+
+def _unwrapped(block: torch.nn.Module) -> torch.nn.Module:
+    for name in ("_orig_mod", "_checkpoint_wrapped_module"):
+        block = getattr(block, name, block)
+    return block
+
+
+def traits(block: torch.nn.Module) -> Iterable[tuple[str, str]]:
+    """(trait, value) pairs that make up the kind of a block."""
+    inner = _unwrapped(block)
+    for path, module in inner.named_modules():
+        at = f"{path}." if path else ""
+        yield f"{path}:class", _class_name(module)
+        for name, p in module.named_parameters(recurse=False):
+            yield f"{at}{name}:shape", f"{'x'.join(map(str, p.shape))} {p.dtype}".replace("torch.", "")
+        for name, value in vars(module).items():
+            if not name.startswith("_") and name not in _IDENTITY and _is_structural(name, value):
+                yield f"{at}{name}", str(value)
+
+
+def _class_name(module: torch.nn.Module) -> str:
+    # fully_shard puts a class of its own in front of the module's
+    cls = type(module)
+    return (
+        cls.__name__.removeprefix("FSDP")
+        if "FSDPModule" in [c.__name__ for c in cls.__mro__]
+        else cls.__name__
+    )
+
+
+def _is_structural(name: str, value: Any) -> bool:
+    return isinstance(value, bool) or (
+        isinstance(value, (int, str, type(None))) and bool(_STRUCTURAL.search(name))
+    )
+
+
+def _labels(cls: str, kinds: list[Kind]) -> dict[Kind, str]:
+    if len(kinds) == 1:
+        return {kinds[0]: cls}
+    common = frozenset.intersection(*kinds)
+    names: dict[Kind, str] = {}
+    for number, kind in enumerate(kinds, 1):
+        words = list(
+            dict.fromkeys(
+                word for trait in sorted(kind - common, key=_telling)[:12] for word in _words(*trait)
+            )
+        )
+        others = [{word for trait in k - common for word in _words(*trait)} for k in kinds if k is not kind]
+        choices = itertools.chain(
+            ((word,) for word in words), *(itertools.combinations(words[:10], n) for n in (2, 3))
+        )
+        unique = next(
+            (choice for choice in choices if not any(other.issuperset(choice) for other in others)),
+            (str(number),),
+        )
+        names[kind] = f"{cls}[{', '.join(unique)}]"
+    if len(set(names.values())) < len(kinds):
+        return {kind: f"{cls}[{number}]" for number, kind in enumerate(kinds, 1)}
+    return names
+
+
+def _telling(trait: tuple[str, str]) -> tuple[int, int, str]:
+    """Sort key: layer types first, then classes of direct children, flags and numbers, deeper classes, shapes
+    last; shallow before deep.
+    """
+    name, value = trait
+    path, _, what = name.rpartition(":")
+    if name.endswith("type"):
+        rank = 0
+    elif what == "class":
+        rank = 1 if "." not in path else 4
+    elif what == "shape":
+        rank = 5
+    else:
+        rank = 3 if value == "None" else 2
+    return rank, name.count("."), name
+
+
+def _words(name: str, value: str) -> tuple[str, ...]:
+    """Ways to say a trait, short ones first."""
+    path, _, what = name.rpartition(":")
+    if what == "class":
+        return (value, f"{path}={value}")
+    if name.endswith("type"):
+        return (value,)
+    if what == "shape":
+        return (f"{path}={value}",)
+    last = name.rsplit(".", 1)[-1]
+    return ({"True": last, "False": f"no {last}"}.get(value, f"{last}={value}"),)

@@ -11,6 +11,10 @@ SCHEMA = "cftdiag.finding/1"
 KINDS = ("graph_break", "recompile", "limit_hit", "error", "perf", "numerics")
 SEVERITIES = ("info", "warning", "error")
 
+#: How a remedy may be used: it keeps the numbers; it changes them; a person has to edit the code; it only tells
+#: more about the trouble, and is no fix.
+APPLICABILITIES = ("safe", "changes_numbers", "by_hand", "diagnosis")
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Where:
@@ -28,15 +32,25 @@ class Remedy:
 
     ``change`` is a mechanical change (a key of the check's options or a dotted torch config name -> the new
     value) or None when the remedy is in words only. ``verified`` is True or False once the check was run
-    again with the change, None before that or for words.
+    again with the change, None before that or for words. ``edit`` is what to write: a diff, or command-line
+    flags.
     """
 
     summary: str
     change: Mapping[str, Any] | None = None
+    edit: str | None = None
+    applicability: str = "by_hand"
+    """One of :data:`APPLICABILITIES`. A ``diagnosis`` is a step to learn more: never a fix, never verified."""
     verified: bool | None = None
     before: Mapping[str, Any] | None = None
     after: Mapping[str, Any] | None = None
     unsafe: bool = False
+
+    def __post_init__(self) -> None:
+        if self.applicability not in APPLICABILITIES:
+            raise ValueError(
+                f"unknown applicability {self.applicability!r}; one of {', '.join(APPLICABILITIES)}"
+            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

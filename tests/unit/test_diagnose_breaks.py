@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -40,14 +41,7 @@ def broken(
 
 
 def refused(event: Event, **kwargs: Any) -> Event:
-    return Event(**{**_fields(event), "detail": {**event.detail, "fullgraph": True}, **kwargs})
-
-
-def _fields(event: Event) -> dict[str, Any]:
-    return {
-        name: getattr(event, name)
-        for name in ("kind", "time", "step", "compile_id", "block", "code", "stack", "detail")
-    }
+    return dataclasses.replace(event, detail={**event.detail, "fullgraph": True}, **kwargs)
 
 
 def the(found: list[Finding]) -> Finding:
@@ -218,40 +212,82 @@ def test_autograd_function_is_shown_where_it_is_applied() -> None:
     assert any("amax = float" in line for line in found.evidence)
 
 
-@pytest.mark.parametrize(
-    ("stack", "expected"),
-    [
-        (
-            (
-                frame(5, "model(x)", "train"),
-                frame(12, "f(x)"),
-                frame(7, "g(x)", "g", f"{TORCH}/nn/functional.py"),
-            ),
-            "/home/me/model.py",
-        ),
-        (
-            (
-                frame(5, "model(x)", "train"),
-                frame(
-                    200,
-                    "if packed(p):",
-                    "packed",
-                    "/env/lib/python3.11/site-packages/transformers/modeling_flash_attention_utils.py",
-                ),
-            ),
-            "/env/lib/python3.11/site-packages/transformers/modeling_flash_attention_utils.py",
-        ),
-        (
-            (
-                frame(12, "helper(x)"),
-                frame(3, "x.item()", "helper", "/env/lib/python3.11/site-packages/einops/core.py"),
-            ),
-            "/home/me/model.py",
-        ),
-    ],
-)
-def test_place_is_the_users_or_the_models_own_line(stack: tuple[Frame, ...], expected: str) -> None:
-    assert the(diagnose([broken("GB0124", ITEM, stack=stack)], Context(blocks=BLOCKS))).where.file == expected
+SITE = "/env/lib/python3.11/site-packages"
+SCRIPT = frame(5, "trainer.train()", "main", "/home/me/train.py")
+BLOCK = frame(12, "x + s.attention(x)")
+PLACES = {
+    "torch's lines count only where nothing else is known": (
+        (SCRIPT, BLOCK, frame(7, "g(x)", "g", f"{TORCH}/nn/functional.py")),
+        CODE,
+        BLOCK,
+    ),
+    "a library's line inside the compiled frame goes before its caller": (
+        (SCRIPT, BLOCK, frame(3, "x.item()", "helper", f"{SITE}/einops/core.py")),
+        CODE,
+        frame(3, "x.item()", "helper", f"{SITE}/einops/core.py"),
+    ),
+    "the script that calls a compiled library function is no place": (
+        (SCRIPT, frame(90, "f(x)", "compute_loss", f"{SITE}/trl/trainer.py"), frame(30, "torch.mm(a, b, out=c)", "fold", f"{SITE}/trl/kernel.py")),
+        Code(qualname="fold", file=f"{SITE}/trl/kernel.py", line=20),
+        frame(30, "torch.mm(a, b, out=c)", "fold", f"{SITE}/trl/kernel.py"),
+    ),
+    "a compiled function of torch is shown where it is called": (
+        (SCRIPT, frame(40, "optimizer.step()", "step"), frame(9, "_adam(p)", "step", f"{TORCH}/optim/adam.py")),
+        Code(qualname="Adam.step", file=f"{TORCH}/optim/adam.py", line=3),
+        frame(40, "optimizer.step()", "step"),
+    ),
+    "functions of one name in one file": (
+        (frame(80, "layer(x)"), BLOCK, frame(5, "x.item()")),
+        CODE,
+        frame(5, "x.item()"),
+    ),
+    "the standard library carries a call through": (
+        (SCRIPT, BLOCK, frame(81, "return func(*args)", "inner", "/usr/lib/python3.11/contextlib.py")),
+        CODE,
+        BLOCK,
+    ),
+    "a resumed function": (
+        (SCRIPT, frame(14, "y.item()", "torch_dynamo_resume_in_forward_at_12")),
+        Code(qualname="torch_dynamo_resume_in_forward_at_12", file=CODE.file, line=12),
+        frame(14, "y.item()", "torch_dynamo_resume_in_forward_at_12"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("stack", "code", "expected"), PLACES.values(), ids=list(PLACES))
+def test_place_is_the_innermost_line_inside_the_compiled_frame(
+    stack: tuple[Frame, ...], code: Code, expected: Frame
+) -> None:
+    event = dataclasses.replace(broken("GB0124", ITEM, stack=stack), code=code)
+    found = the(diagnose([event], Context(blocks=BLOCKS)))
+    assert (found.where.file, found.where.line, found.where.code) == (
+        expected.file,
+        expected.line,
+        expected.code,
+    )
+
+
+def test_who_called_the_compiled_frame_is_evidence() -> None:
+    stack = (SCRIPT, BLOCK, frame(3, "x.item()", "helper", f"{SITE}/einops/core.py"))
+    found = the(diagnose([broken("GB0124", ITEM, stack=stack)], Context(blocks=BLOCKS)))
+    assert found.evidence[1:4] == (
+        "einops/core.py:3 in helper: x.item()",
+        "me/model.py:12 in forward: x + s.attention(x)",
+        "called from me/train.py:5 in main: trainer.train()",
+    )
+
+
+def test_logging_is_shown_where_it_is_asked_for() -> None:
+    gb_type = "logging.Logger method not supported for non-export cases"
+    helper = frame(300, "self.warning(text)", "warning_once", f"{SITE}/transformers/utils/logging.py")
+    event = broken("GB0291", gb_type, stack=(SCRIPT, BLOCK, helper))
+    assert the(diagnose([event], Context(blocks=BLOCKS))).where.code == BLOCK.code
+
+
+def test_a_line_without_source_is_named_by_its_number() -> None:
+    nameless = Frame(file="/home/me/model.py", line=12, function="forward")
+    found = the(diagnose([broken("GB0124", ITEM, stack=(nameless,))], Context(blocks=BLOCKS)))
+    assert found.explanation.startswith("`model.py:12` reads")
 
 
 def test_severity_follows_the_fullgraph_pass() -> None:

@@ -12,11 +12,11 @@ from cftdiag.diagnose.causes import break_on_call, break_on_value
 from cftdiag.diagnose.engine import places, registry
 from cftdiag.diagnose.engine.context import Context
 from cftdiag.diagnose.engine.draft import Draft, Drafts, region
-from cftdiag.diagnose.engine.miss import frame_name
 from cftdiag.events import Event, Frame
 
 #: Breaks that make a Python number or list of a tensor: whether a branch follows is seen further down.
 _READS = ("tensor.item", "tensor.tolist")
+_LOGGING_FILE = re.compile(r"/logging(\.py|/)|/warnings\.py")
 _REASON = re.compile(r"\(reason: (.+?)\)\s*$")
 
 
@@ -81,7 +81,7 @@ def _draft(event: Event, same: list[Event], feeds: list[Event], context: Context
             *(
                 f"feeds a branch that fullgraph=True refuses: {places.show(f)}"
                 for r in feeds
-                if (f := places.innermost(r.stack))
+                if (f := places.site(r))
             )
         )
         draft.note(
@@ -127,20 +127,27 @@ def _captured(event: Event, cause: str, context: Context) -> bool:
 
 
 def site(event: Event, cause: str) -> Frame | None:
-    """The line to show: for an autograd.Function the call of ``apply``, else the innermost line of the user's
-    or the model's code.
+    """The line to show. What breaks in the backward of an autograd.Function runs nowhere in the compiled
+    function: there the line that applies it; and the line that logs, not a library's helper that does it.
     """
-    frame = places.innermost(event.stack)
-    if cause == "autograd_function":
-        caller = [f for f in event.stack if re.search(r"\.apply\(", f.code or "") and places.rank(f) == 0]
-        return caller[-1] if caller else frame
-    return (
-        frame if frame is not None and places.rank(frame) < 2 else (event.stack[-1] if event.stack else None)
-    )
+    _, inside = places.split(event)
+    frame = places.site(event)
+    if cause == "autograd_function" and frame is not None and frame.function == "backward":
+        return _applied(inside) or frame
+    if cause == "logging_call":
+        own = [f for f in inside if places.rank(f) == 0 or not _LOGGING_FILE.search(f.file or "")]
+        return places.innermost(own) or frame
+    return frame
+
+
+def _applied(inside: Sequence[Frame]) -> Frame | None:
+    """The line that calls ``apply`` of an autograd.Function."""
+    found = [f for f in inside if re.search(r"\.apply\(", f.code or "") and places.rank(f) < 2]
+    return found[-1] if found else None
 
 
 def _same_site(one: Event, other: Event) -> bool:
-    a, b = places.innermost(one.stack), places.innermost(other.stack)
+    a, b = places.site(one), places.site(other)
     return a is not None and b is not None and (a.file, a.line) == (b.file, b.line)
 
 
@@ -152,7 +159,7 @@ def _producer(refused: Event, collected: list[Event], context: Context) -> Event
         _same_site(refused, c) for c in collected
     ):
         return None
-    place = places.innermost(refused.stack)
+    place = places.site(refused)
     kind = context.same_kind(refused.block)
     reads = [
         c
@@ -162,13 +169,13 @@ def _producer(refused: Event, collected: list[Event], context: Context) -> Event
     ]
     near: list[tuple[int, Event]] = []
     for event in reads:
-        frame = places.innermost(event.stack)
+        frame = places.site(event)
         if (
             place
             and frame
             and frame.file == place.file
             and (frame.line or 0) <= (place.line or 0)
-            and _function(frame) == _function(place)
+            and places.function(frame) == places.function(place)
         ):
             near.append((frame.line or 0, event))
     if near:
@@ -176,21 +183,15 @@ def _producer(refused: Event, collected: list[Event], context: Context) -> Event
     return reads[-1] if reads else None
 
 
-def _function(frame: Frame) -> str:
-    """A resumed function counts as the function it resumes."""
-    found = re.search(r"torch_dynamo_resume_in_(\w+?)_at_\d+", frame.function or "")
-    return found[1] if found else (frame.function or "")
-
-
 def _facts(event: Event, cause: str, frame: Frame | None, feeds: list[Event]) -> dict[str, Any]:
     detail = event.detail
-    last = places.innermost(event.stack)
+    last = places.site(event)
     reason = _REASON.search(str(detail.get("explanation") or ""))
-    branch = places.innermost(feeds[0].stack) if feeds else None
+    branch = places.site(feeds[0]) if feeds else None
     name = break_on_call.callee(event)
     inner = str(detail.get("gb_type") or "a graph break")
     return {
-        "code": (frame.code if frame else None) or (last.code if last else None) or "this line",
+        "code": places.named(places.of(frame) if frame is not None else places.place(event)),
         "line": frame.line if frame else None,
         "branch": f" It is used at `{branch.code}`." if branch else "",
         "function": f"`{name}`" if name else "a function",
@@ -211,22 +212,14 @@ def _evidence(event: Event) -> list[str]:
     gb = f"{detail['gb_id']}: " if detail.get("gb_id") else ""
     said = str(detail.get("reason") or detail.get("gb_type") or "").strip().splitlines()
     lines = [f"torch: {gb}{said[0] if said else ''}"]
-    lines += [places.show(f) for f in reversed(_inside(event)[-3:])]
+    callers, inside = places.split(event)
+    known = [f for f in inside if places.rank(f) < 2]
+    lines += [places.show(f) for f in reversed(known[-3:])]
+    if callers and (caller := places.caller(event)) is not None:
+        lines.append(f"called from {places.show(caller)}")
     lines += re.findall(r"Caused by: .*", break_on_value.text(event))[:1]
     lines += [f"hint: {hint}" for hint in list(detail.get("hints") or ())[:1]]
     return lines
-
-
-def _inside(event: Event) -> list[Frame]:
-    """The user's and the model's frames from the compiled function inwards; the last two where that function
-    is not on the stack.
-    """
-    stack = [f for f in event.stack if places.rank(f) < 2]
-    name = frame_name(event.code.qualname) if event.code else None
-    starts = [
-        i for i, f in enumerate(stack) if event.code and f.file == event.code.file and _function(f) == name
-    ]
-    return stack[starts[-1] :] if starts else stack[-2:]
 
 
 def add_consequences(drafts: Drafts, lost: Sequence[tuple[Event, str]]) -> list[Draft]:

@@ -13,6 +13,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from cftdiag import guards
+from cftdiag.conditions import Condition
+
 SCHEMA = "cftdiag.event/1"
 
 #: Every kind of event, in the order in which a region usually meets them.
@@ -32,7 +35,7 @@ class Frame:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Guard:
-    """One guard expression, as Dynamo prints it."""
+    """One guard as Dynamo prints it, and what it tests."""
 
     expression: str
     """``L['x'].size()[1] == 5`` or ``tensor 'x' size mismatch at index 1. expected 5, actual 6``."""
@@ -46,6 +49,40 @@ class Guard:
     """``repr`` of the value that was met, where known."""
     value_type: str | None = None
     """Type name of ``actual`` (``int``, ``str``, ``NoneType``, ``Tensor``), where known."""
+    owner: str | None = None
+    """What holds an attribute that is read from a global: ``class``, ``module`` or ``object``, where seen."""
+    condition: Condition = dataclasses.field(init=False, repr=False, compare=False)
+    """The expression, read once, with the values above; no part of the JSON."""
+
+    def __post_init__(self) -> None:
+        read = guards.read(self.expression)
+        told = dataclasses.replace(
+            read,
+            source=read.source or guards.local_names(self.source or ""),
+            expected=read.expected if read.knows("expected") else guards.literal(self.expected),
+            actual=read.actual if read.knows("actual") else guards.literal(self.actual),
+            value_type=read.value_type or self.value_type,
+        )
+        object.__setattr__(self, "condition", told)
+
+    @classmethod
+    def of(cls, expression: str, added: str | None = None) -> Guard:
+        """The guard of a text of torch, with the source and the values that the text itself tells."""
+        read = guards.read(expression)
+        source, expected, actual = guards.written(read)
+        kind = "Tensor" if read.kind in guards.TENSOR_KINDS and not read.form else None
+        return cls(
+            expression=expression,
+            source=source,
+            added=added,
+            expected=expected,
+            actual=actual,
+            value_type=kind,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready dict."""
+        return _plain(self)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,7 +149,7 @@ class Event:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready dict, with the schema's name first."""
-        return {"schema": SCHEMA, **dataclasses.asdict(self)}
+        return {"schema": SCHEMA, **_plain(self)}
 
     def to_line(self) -> str:
         """One line of JSON, without the newline."""
@@ -137,8 +174,19 @@ class Event:
             raise ValueError(f"malformed {SCHEMA} object: {error}") from error
 
 
+def _plain(value: Any) -> Any:
+    """Dicts and lists of a dataclass and all in it; what is computed from other fields is left out."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value) if f.init}
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value
+
+
 def _known(cls: type, data: Mapping[str, Any], skip: tuple[str, ...] = ()) -> dict[str, Any]:
-    names = {f.name for f in dataclasses.fields(cls)} - set(skip)
+    names = {f.name for f in dataclasses.fields(cls) if f.init} - set(skip)
     return {k: v for k, v in data.items() if k in names}
 
 

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator, Mapping
 from types import CodeType, FrameType
 from typing import Any
 
-from cftdiag.capture import cached_guards, recompile_reasons
+from cftdiag import guards
+from cftdiag.capture import cached_guards
 from cftdiag.events import Guard
 
 _COMPILE, _COMPILE_FILE = "_compile", "convert_frame.py"
@@ -49,7 +50,7 @@ class Entry:
             todo += node.get_child_managers()
         for leaf in root.get_epilogue_lambda_guards():
             found.update(dict.fromkeys(leaf.verbose_code_parts()))
-        return tuple(dict.fromkeys(recompile_reasons.comment(text)[0] for text in found))
+        return tuple(dict.fromkeys(guards.comment(text)[0] for text in found))
 
     def value(self, source: str, f_locals: Mapping[str, Any]) -> Any:
         """Value of a source that a guard names (``L['self'].limit``), or None where the locals have none."""

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import re
 from collections.abc import Mapping
-from types import CodeType
+from types import CodeType, ModuleType
 from typing import Any
 
+from cftdiag import guards
 from cftdiag.capture import recompile_reasons
 from cftdiag.capture.describe import short_repr
 from cftdiag.events import Guard
@@ -32,19 +32,6 @@ _STATEFUL = frozenset(
 
 #: A whole model's tree may hold tens of thousands of managers; counting stops there.
 _MANAGERS = 50_000
-
-_TENSOR = re.compile(
-    r"^check_tensor\((?P<source>.+), (?P<cls>\w+), DispatchKeySet\((?P<keys>.*?)\), torch\.(?P<dtype>\w+), device=(?P<device>[^,]*), "
-    r"requires_grad=(?P<grad>\w+), size=\[(?P<size>.*?)\], stride=\[(?P<stride>.*?)\]\)"
-)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Failure:
-    """One failing guard, or one differing property of a tensor."""
-
-    guard: Guard
-    stage: str
 
 
 def probe(code: CodeType, f_locals: Mapping[str, Any]) -> list[tuple[str, bool, Guard | None]]:
@@ -82,13 +69,13 @@ def first_failure(entry: Any, f_locals: Mapping[str, Any]) -> Guard | None:
     return None
 
 
-def failures(entry: Any, f_locals: Mapping[str, Any]) -> list[Failure]:
+def failures(entry: Any, f_locals: Mapping[str, Any]) -> list[Guard]:
     """Every guard of an entry that fails for these locals, in torch's check order as far as the tree tells
     it.
     """
     manager = entry.guard_manager
     scope = _scope(manager, f_locals)
-    found: list[Failure] = []
+    found: list[Guard] = []
     todo = [manager.root]
     for _ in range(_MANAGERS):
         if not todo:
@@ -96,15 +83,11 @@ def failures(entry: Any, f_locals: Mapping[str, Any]) -> list[Failure]:
         node = todo.pop(0)
         reached, value = _value(node.get_source(), scope)
         if not reached:
-            found.append(
-                Failure(
-                    Guard(expression=f"{node.get_source()} does not exist", source=node.get_source()), "other"
-                )
-            )
+            found.append(Guard(expression=f"{node.get_source()} does not exist", source=node.get_source()))
             continue
         failed = _leaves(node, value, scope)
         found += failed
-        if not any(f.stage in ("type", "other") for f in failed):
+        if not any(f.condition.stage in ("type", "other") for f in failed):
             todo += node.get_child_managers()
     for leaf in manager.root.get_epilogue_lambda_guards():
         found += [_failure(part, scope) for part in leaf.verbose_code_parts() if not _holds(part, scope)]
@@ -116,21 +99,38 @@ def complete(guard: Guard, scope: dict[str, Any]) -> Guard:
     and works.
     """
     source = guard.source
-    if guard.expression.startswith("GLOBAL_STATE changed") and "grad_mode" in guard.expression:
-        return dataclasses.replace(guard, **_grad_mode())
+    condition = guard.condition
+    if condition.kind == "state" and "grad_mode" in str(condition.key):
+        return _in_grad_mode(guard)
     if source is None or guard.value_type is not None:
         return guard
     reached, value = _value(source, scope)
     if not reached:
         return guard
-    if guard.expression.startswith("len("):
+    if condition.kind in ("length", "keys"):
         try:
-            return dataclasses.replace(guard, actual=repr(len(value)), value_type=type(value).__name__)
+            met = repr(len(value) if condition.kind == "length" else list(value))[:200]
         except TypeError:
             return guard
+        return dataclasses.replace(guard, actual=met, value_type=type(value).__name__)
     return dataclasses.replace(
-        guard, actual=guard.actual or short_repr(value), value_type=type(value).__name__
+        guard,
+        actual=guard.actual or short_repr(value),
+        value_type=type(value).__name__,
+        owner=_owner(guard, scope),
     )
+
+
+def _owner(guard: Guard, scope: dict[str, Any]) -> str | None:
+    """What holds the attribute of a global that a guard reads: a class, a module or another object."""
+    condition = guard.condition
+    if condition.root != "G" or not condition.attributes:
+        return None
+    holder = condition.source.removesuffix(f".{condition.attributes[-1]}")
+    reached, value = _value(holder, scope)
+    if not reached:
+        return None
+    return "class" if isinstance(value, type) else "module" if isinstance(value, ModuleType) else "object"
 
 
 def scope_of(entry: Any, f_locals: Mapping[str, Any]) -> dict[str, Any]:
@@ -138,8 +138,8 @@ def scope_of(entry: Any, f_locals: Mapping[str, Any]) -> dict[str, Any]:
     return _scope(entry.guard_manager, f_locals)
 
 
-def _leaves(node: Any, value: Any, scope: dict[str, Any]) -> list[Failure]:
-    found: list[Failure] = []
+def _leaves(node: Any, value: Any, scope: dict[str, Any]) -> list[Guard]:
+    found: list[Guard] = []
     for leaf in node.get_leaf_guards():
         kind = type(leaf).__name__
         if kind in _STATEFUL:
@@ -158,7 +158,7 @@ def _check(leaf: Any, value: Any) -> bool:
         return False
 
 
-def _explain(kind: str, parts: list[str], value: Any, scope: dict[str, Any]) -> list[Failure]:
+def _explain(kind: str, parts: list[str], value: Any, scope: dict[str, Any]) -> list[Guard]:
     if kind == "TENSOR_MATCH" and parts:
         differing = tensor_differences(parts[0], value)
         if differing:
@@ -168,79 +168,78 @@ def _explain(kind: str, parts: list[str], value: Any, scope: dict[str, Any]) -> 
     return [_failure(parts[0], scope)] if parts else []
 
 
-def _global_state(parts: list[str]) -> Failure:
+def _global_state(parts: list[str]) -> Guard:
     """The failing guard on torch's global state; what of it changed is told for the gradient mode, the
     everyday case.
     """
-    expected = re.search(r'"grad_mode":(true|false)', parts[0]) if parts else None
-    now = _grad_mode()
-    if expected is not None and expected.group(1) != now["actual"].lower():
-        return Failure(
-            Guard(expression="GLOBAL_STATE changed: grad_mode", source="grad_mode", **now), "global_state"
-        )
-    return Failure(Guard(expression="GLOBAL_STATE changed"), "global_state")
+    import torch
+
+    expected = guards.global_state(parts[0]).get("grad_mode") if parts else None
+    if expected is not None and expected is not torch.is_grad_enabled():
+        return _in_grad_mode(Guard(expression="GLOBAL_STATE changed: grad_mode", source="grad_mode"))
+    return Guard(expression="GLOBAL_STATE changed")
 
 
-def _grad_mode() -> dict[str, str]:
+def _in_grad_mode(guard: Guard) -> Guard:
+    """The guard with the gradient mode of now, and the other one as what it was compiled for."""
     import torch
 
     now = torch.is_grad_enabled()
-    return {"expected": str(not now), "actual": str(now), "value_type": "bool"}
+    return dataclasses.replace(guard, expected=str(not now), actual=str(now), value_type="bool")
 
 
-def _failure(part: str, scope: dict[str, Any]) -> Failure:
-    miss = recompile_reasons.parse(part)
-    return Failure(complete(miss.guard, scope), miss.stage)
+def _failure(part: str, scope: dict[str, Any]) -> Guard:
+    return complete(recompile_reasons.parse(part).guard, scope)
 
 
-def tensor_differences(text: str, value: Any) -> list[Failure]:
+def tensor_differences(text: str, value: Any) -> list[Guard]:
     """The properties by which a value differs from a ``check_tensor(...)`` text, in the order torch checks
     them.
     """
-    match = _TENSOR.match(text)
-    if match is None:
+    check = guards.tensor_check(text)
+    if check is None:
         return []
-    source = match["source"]
-    found: list[Failure] = []
+    name = guards.local_names(check.source)
+    found: list[Guard] = []
 
-    def differs(stage: str, where: str, expected: Any, actual: Any) -> None:
-        what = f"tensor {source!r} {stage} mismatch. expected {expected}, actual {actual}"
+    def differs(what: str, where: str, expected: Any, actual: Any, index: int | None = None) -> None:
+        at = "" if index is None else f" at index {index}"
+        sentence = f"tensor '{name}' {what} mismatch{at}. expected {expected}, actual {actual}"
+        if what == "type":
+            sentence = f"expected type of '{name}' to be a tensor type, but found <class '{actual}'>"
         found.append(
-            Failure(
-                Guard(
-                    expression=what,
-                    source=where,
-                    expected=str(expected),
-                    actual=str(actual),
-                    value_type=type(value).__name__,
-                ),
-                stage,
+            Guard(
+                expression=sentence,
+                source=where,
+                expected=str(expected),
+                actual=str(actual),
+                value_type=type(value).__name__,
             )
         )
 
+    source = check.source
     if not hasattr(value, "requires_grad"):
-        differs("type", source, match["cls"], type(value).__name__)
+        differs("type", source, check.cls, type(value).__name__)
         return found
-    if type(value).__name__ != match["cls"]:
-        differs("type", source, match["cls"], type(value).__name__)
+    if type(value).__name__ != check.cls:
+        differs("type", source, check.cls, type(value).__name__)
     dtype = str(value.dtype).removeprefix("torch.")
-    if dtype != match["dtype"]:
-        differs("dtype", f"{source}.dtype", match["dtype"], dtype)
-    if str(bool(value.requires_grad)) != match["grad"]:
-        differs("requires_grad", f"{source}.requires_grad", match["grad"], bool(value.requires_grad))
-    for stage in ("size", "stride"):
-        expected = [item.strip() for item in match[stage].split(",")] if match[stage] else []
-        actual = [str(int(n)) for n in getattr(value, stage)()]
+    if dtype != check.dtype:
+        differs("dtype", f"{source}.dtype", check.dtype, dtype)
+    if bool(value.requires_grad) != check.requires_grad:
+        differs("requires_grad", f"{source}.requires_grad", check.requires_grad, bool(value.requires_grad))
+    for what, expected in (("size", check.size), ("stride", check.stride)):
+        actual = [int(n) for n in getattr(value, what)()]
         if len(expected) != len(actual):
             differs("rank", f"{source}.dim()", len(expected), len(actual))
             break
         for i, (want, have) in enumerate(zip(expected, actual, strict=True)):
-            if want not in ("None", have):
-                differs(stage, f"{source}.{stage}()[{i}]", want, have)
+            if want not in (None, have):
+                differs(what, f"{source}.{what}()[{i}]", want, have, i)
                 # Strides follow sizes: counting both would make one changed length look like several.
-                if stage == "stride":
+                if what == "stride":
                     break
-        if any(f.stage == "size" for f in found):
+        if any(f.condition.kind == "size" for f in found):
             break
     return found
 

@@ -10,17 +10,15 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import re
 import sys
 from types import CodeType, FrameType
 from typing import Any
 
+from cftdiag import guards
 from cftdiag.capture import cached_guards, recompile_reasons
 from cftdiag.capture.blocks import Blocks, strip, unwrap
 from cftdiag.capture.describe import describe, full_path
 from cftdiag.events import Code, Guard
-
-_PART = re.compile(r"\._modules\['([^']+)'\]|\['([^']+)'\]|\[(\d+)\]|\.(\w+)")
 
 
 class LiveCompile:
@@ -120,12 +118,12 @@ class LiveCompile:
             return miss, None, {}
         failed = cached_guards.failures(entry, self._frame_locals)
         guard = cached_guards.complete(miss.guard, cached_guards.scope_of(entry, self._frame_locals))
-        changed = {
-            f.guard.source: [f.guard.expected, f.guard.actual] for f in failed if f.guard.source is not None
-        }
+        changed = {f.source: [f.expected, f.actual] for f in failed if f.source is not None}
         stack = tuple(dataclasses.replace(frame, file=full_path(frame.file, None)) for frame in miss.stack)
         # one condition on a size is asserted in many forms: all shape expressions together are one guard
-        count = sum(f.stage != "shape" for f in failed) + any(f.stage == "shape" for f in failed)
+        count = sum(f.condition.stage != "shape" for f in failed) + any(
+            f.condition.stage == "shape" for f in failed
+        )
         return dataclasses.replace(miss, guard=guard, stack=stack), count or None, changed
 
     def limit(self) -> tuple[str, int] | None:
@@ -237,10 +235,7 @@ class LiveCompile:
         prefix = f"L[{first!r}]"
         if first is None or not path.startswith(prefix):
             return None
-        tail = [
-            next(part for part in match.groups() if part is not None)
-            for match in _PART.finditer(path, len(prefix))
-        ]
+        tail = guards.parts(path, len(prefix))
         return strip(".".join(part for part in [self._name, *tail] if part and part != "_modules"))
 
 

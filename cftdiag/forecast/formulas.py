@@ -12,12 +12,13 @@ import dataclasses
 import functools
 import math
 import operator
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import CodeType
 from typing import Any
 
 import numpy as np
+
+from cftdiag import guards
 
 #: Multiples up to which masks and buffers are commonly rounded.
 _ROUNDINGS = (8, 16, 32, 64, 128, 256)
@@ -161,9 +162,6 @@ def _linear(name: str, points: Sequence[Sample]) -> Iterator[tuple[str, int]]:
 
 # ---- translating ----
 
-_TENSOR = re.compile(
-    r"^check_tensor\((?P<source>.+?), (?:torch\.)?\w+(?:\.\w+)*, DispatchKeySet\(.*?\).*?size=\[(?P<size>.*?)\], stride=\[(?P<stride>.*?)\]\)"
-)
 _COMPARE: Mapping[type, str] = {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">="}
 _BINARY: Mapping[type, str] = {
     ast.Add: "+",
@@ -198,7 +196,10 @@ _OPERATOR_CALLS = {
     "PythonMod": "%",
 }
 
-_ASKS = ("___check", "___dict", "hasattr(", "check_", "isinstance(", "type(", "utils_device")
+#: Guards that ask which object, type or part a value is: they follow no shape.
+_ASKS = frozenset(
+    {"identity", "type", "tensor_type", "attribute", "contains", "keys", "alias", "state", "marking"}
+)
 
 Resolve = Callable[[str], float | None]
 
@@ -211,11 +212,10 @@ def translate(guard: str, sources: Mapping[str, str], resolve: Resolve | None = 
     source outside of them (a module's number), or None. Raises :class:`Untranslatable` for a guard that
     follows the shape in a way that has no expression here.
     """
-    tensor = _TENSOR.match(guard)
-    if tensor:
+    tensor = guards.tensor_check(guard)
+    if tensor is not None:
         return _tensor(tensor, sources)
-    # what only asks of which type or identity a value is follows no shape
-    if not mentions(guard, sources) or guard.removeprefix("not ").startswith(_ASKS):
+    if not mentions(guard, sources) or guards.read(guard).kind in _ASKS:
         return []
     try:
         tree = ast.parse(guard.strip(), mode="eval").body
@@ -231,13 +231,13 @@ def mentions(guard: str, sources: Mapping[str, str]) -> bool:
     return any(source in guard for source in sources)
 
 
-def _tensor(match: re.Match[str], sources: Mapping[str, str]) -> list[str]:
+def _tensor(check: guards.TensorCheck, sources: Mapping[str, str]) -> list[str]:
     atoms = []
-    for what in ("size", "stride"):
-        for i, item in enumerate(match[what].split(",") if match[what].strip() else []):
-            formula = sources.get(f"{match['source']}.{what}()[{i}]")
-            if formula is not None and item.strip() != "None":
-                atoms.append(f"Eq({formula}, {int(item)})")
+    for what, numbers in (("size", check.size), ("stride", check.stride)):
+        for i, number in enumerate(numbers):
+            formula = sources.get(f"{check.source}.{what}()[{i}]")
+            if formula is not None and number is not None:
+                atoms.append(f"Eq({formula}, {number})")
     return atoms
 
 

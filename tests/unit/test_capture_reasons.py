@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from cftdiag.capture.recompile_reasons import ORDER, closest, full_source, in_file, parse, ranked, split
+from cftdiag.capture.recompile_reasons import closest, in_file, parse, ranked, split
+from cftdiag.conditions import STAGES
+from cftdiag.guards import full_source
 
 
 @pytest.mark.parametrize(
@@ -106,7 +108,12 @@ def test_every_form_is_read(
 ) -> None:
     miss = parse(text)
     guard = miss.guard
-    assert (guard.source, guard.expected, guard.actual, miss.stage) == (source, expected, actual, stage)
+    assert (guard.source, guard.expected, guard.actual, guard.condition.stage) == (
+        source,
+        expected,
+        actual,
+        stage,
+    )
     assert miss.entry == text[:3]
     assert "#" not in guard.expression
 
@@ -181,7 +188,7 @@ def test_a_part_that_is_not_there() -> None:
         ("getattr failed on source x.y", "L['x'].y"),
     ):
         miss = parse(f"0/1: {text}")
-        assert (miss.guard.source, miss.guard.expected, miss.guard.actual, miss.stage) == (
+        assert (miss.guard.source, miss.guard.expected, miss.guard.actual, miss.guard.condition.stage) == (
             source,
             "present",
             "absent",
@@ -195,7 +202,7 @@ def test_without_counts_the_texts_decide() -> None:
 
 def test_stages_are_in_torchs_check_order() -> None:
     order = ("type", "dispatch_key", "dtype", "device", "requires_grad", "rank", "size", "stride", "shape")
-    assert sorted(order, key=ORDER.index) == list(order)
+    assert sorted(order, key=STAGES.index) == list(order)
 
 
 def test_reasons_keep_all_entries_and_who_compiled_them() -> None:

@@ -334,8 +334,8 @@ def test_inference_tensors_are_about_gradients() -> None:
 
 def test_class_and_module_attributes_by_the_owner_that_the_recorder_saw() -> None:
     text = "G['config'].scale == 2.0"
-    assert cause(missed(text, actual="3.0", detail={"owner_type": "type"})) == "class_attr"
-    assert cause(missed(text, actual="3.0", detail={"owner_type": "module"})) == "global_value"
+    assert cause(missed(text, actual="3.0", owner="class")) == "class_attr"
+    assert cause(missed(text, actual="3.0", owner="module")) == "global_value"
 
 
 def test_wrapped_arguments_are_mapped_back() -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 import sys
 
+from cftdiag import guards
 from cftdiag.diagnose.causes import break_in_region
 from cftdiag.diagnose.causes.break_on_value import text
-from cftdiag.diagnose.engine import guard_texts
 from cftdiag.diagnose.engine.cause import BREAK, cause
 from cftdiag.events import Event
 from cftdiag.findings import Remedy
@@ -160,7 +160,7 @@ def callee(event: Event) -> str | None:
     """
     said = str(event.detail.get("context") or "")
     if found := re.search(r"when calling `([^`]+)`", str(event.detail.get("explanation") or "")):
-        return guard_texts.pretty(re.sub(r"L\[['\"](\w+)['\"]\]", r"\1", found[1]))
+        return guards.pretty(guards.local_names(found[1]))
     if found := re.search(r"module: (\S+?), qualname: (\S+?),", said):
         return found[2] if found[1].startswith("<") else f"{found[1]}.{found[2]}"
     if found := re.search(r"<(?:bound method|function|built-in function) ([\w.<>]+)", said):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-
+from cftdiag.conditions import Condition
 from cftdiag.diagnose.engine.cause import RECOMPILES, cause
 from cftdiag.diagnose.engine.miss import Miss
 from cftdiag.findings import Remedy
@@ -35,12 +34,12 @@ CAUSES = (
 
 def classify(miss: Miss) -> str | None:
     """The cause of a miss by global state, or None."""
-    if miss.guard.prop != "state":
+    if miss.guard.kind != "state":
         return None
-    return "grad_mode" if "grad_mode" in miss.guard.text else "global_state"
+    return "grad_mode" if "grad_mode" in str(miss.guard.key) else "global_state"
 
 
-def changed(text: str) -> str:
+def changed(guard: Condition) -> str:
     """``autocast(cpu)_enabled`` of ``GLOBAL_STATE changed: autocast(cpu)_enabled``."""
-    found = re.search(r"changed: (.+)$", text)
-    return ", ".join(found[1].split()) if found else "a function mode is active"
+    names = str(guard.key).split()
+    return ", ".join(names) if names else "a function mode is active"

@@ -129,22 +129,20 @@ def classify(miss: Miss) -> str | None:
     guard = miss.guard
     if guard.path.endswith(".training"):
         return "training_flag"
-    if guard.prop in ("length", "keys", "contains"):
+    if guard.kind in ("length", "keys", "contains"):
         return "per_layer_attr" if miss.on_module() and not miss.in_time() else "container_len"
-    latch = (guard.prop == "none" and guard.expected is None) or (
-        guard.prop == "attribute" and guard.text.startswith("not ")
-    )
+    latch = (guard.kind == "none" and not guard.negated) or (guard.kind == "attribute" and guard.negated)
     if latch and (miss.on_module() or guard.root == "G" or "." in guard.path):
         return "first_call_latch" if not miss.on_module() or miss.in_time() else "per_layer_attr"
-    if guard.prop in ("type", "identity") and miss.on_module() and not miss.in_time():
+    if guard.kind in ("type", "identity") and miss.on_module() and not miss.in_time():
         return "per_layer_attr"
     if (
-        guard.prop not in ("value", "none", "attribute", "other", "type")
+        guard.kind not in ("value", "none", "attribute", "other", "type")
         or not miss.on_module()
         or not guard.path
     ):
         return None
-    if guard.prop == "type" and guard.expected not in ("int", "float", "bool", "str", "tuple", "NoneType"):
+    if guard.kind == "type" and guard.expected not in ("int", "float", "bool", "str", "tuple", "NoneType"):
         return None
     if not miss.in_time():
         return "layer_idx" if is_int(guard.expected) and miss.history.equals_index(miss) else "per_layer_attr"
@@ -154,7 +152,7 @@ def classify(miss: Miss) -> str | None:
 def _by_type(miss: Miss) -> str:
     guard = miss.guard
     sample = guard.expected if guard.knows("expected") and guard.expected is not None else guard.actual
-    if guard.prop == "type":
+    if guard.kind == "type":
         names = {str(guard.expected), guard.value_type}
         kinds = {"bool": "module_bool_attr", "float": "module_float_attr", "int": "module_int_attr"}
         return next((cause for name, cause in kinds.items() if name in names), "module_str_attr")

@@ -4,8 +4,6 @@ the optimizer.
 
 from __future__ import annotations
 
-import re
-
 from cftdiag.diagnose.engine.cause import RECOMPILES, cause
 from cftdiag.diagnose.engine.miss import Miss
 from cftdiag.findings import Remedy
@@ -99,11 +97,6 @@ CAUSES = (
     ),
 )
 
-_CLOSURE = re.compile(
-    r"\.__closure__\[|\.cell_contents|\.__(?:code|defaults|kwdefaults)__|\.keywords\[|\.func\b|\.__func__\b"
-)
-_OPTIMIZER = re.compile(r"param_groups\[\d+\]\[")
-_CLASS = re.compile(r"\btype\(|\.__class__\b|\.__mro__\[")
 _SCALARS = ("int", "float", "bool", "str")
 
 
@@ -114,11 +107,11 @@ def classify(miss: Miss) -> str | None:
     guard = miss.guard
     if guard.root == "G":
         return _global(miss)
-    if guard.prop in ("identity", "alias"):
+    if guard.kind in ("identity", "alias"):
         return "object_identity"
-    if guard.prop == "type":
+    if guard.kind == "type":
         return "int_arg" if guard.expected in _SCALARS and guard.path == "" else _type(miss)
-    if guard.prop in ("value", "other", "none") and guard.root and miss.argument():
+    if guard.kind in ("value", "other", "none") and guard.root and miss.argument():
         return "int_arg"
     return None
 
@@ -127,11 +120,12 @@ def early(miss: Miss) -> str | None:
     """Causes that go before all others: what a closure carries, the optimizer's own settings, a value read
     through the class.
     """
-    if _CLOSURE.search(miss.guard.source):
+    through = miss.guard.through
+    if through == "closure":
         return "closure_identity"
-    if _OPTIMIZER.search(miss.guard.source):
+    if through == "optimizer":
         return "optimizer_lr_float"
-    return "class_attr" if miss.guard.prop == "value" and _CLASS.search(miss.guard.source) else None
+    return "class_attr" if miss.guard.kind == "value" and through == "class" else None
 
 
 def _type(miss: Miss) -> str:
@@ -144,19 +138,16 @@ def _type(miss: Miss) -> str:
 
 def _global(miss: Miss) -> str:
     guard = miss.guard
-    if guard.prop == "identity":
+    if guard.kind == "identity":
         return "object_identity"
-    if guard.prop == "type":
+    if guard.kind == "type":
         return "helper_class_identity"
-    owner = miss.event.detail.get("owner_type")
-    attribute = re.fullmatch(r"\[['\"][\w.]+['\"]\]((?:\.\w+)+)", guard.path)
-    if owner is not None:
-        return "class_attr" if owner == "type" or _CLASS.search(guard.source) else "global_value"
-    # Without the owner's type a capital letter tells a class from a module or an instance, as Python's naming
-    # does.
-    named = re.match(r"\[['\"](\w+)['\"]\]", guard.path)
-    return (
-        "class_attr"
-        if attribute and named and named[1][:1].isupper() and not named[1].isupper()
-        else "global_value"
-    )
+    if guard.through == "class" or miss.owner == "class":
+        return "class_attr"
+    if miss.owner is not None:
+        return "global_value"
+    # A recorded trace does not tell what owns the attribute: a capital letter tells a class from a module or an
+    # instance, as Python's naming does.
+    name = guard.global_name or ""
+    named = bool(guard.attributes) and name[:1].isupper() and not name.isupper()
+    return "class_attr" if named else "global_value"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from cftdiag.diagnose.engine import guard_texts
+from cftdiag import guards
 from cftdiag.diagnose.engine.cause import RECOMPILES, cause
 from cftdiag.diagnose.engine.miss import Miss
 from cftdiag.findings import Remedy
@@ -156,23 +156,26 @@ def classify(miss: Miss) -> str | None:
     else.
     """
     guard = miss.guard
-    if guard.prop == "stride":
+    if guard.kind == "stride":
         return "stride"
-    if guard.prop not in ("size", "shape"):
+    if guard.kind == "storage_offset":
+        return "duck_shape" if guard.form == "equal" else "stride"
+    if guard.kind not in ("size", "shape"):
         return None
-    added = guard_texts.added_in(guard.comment)
-    if re.search(r"%|\bMod\(", guard.text):
+    added = guards.inductor_place(miss.added)
+    if guard.form == "multiple":
         return "shape_divisibility"
     if "_inductor/" in added:
         return "inductor_fusion_threshold" if "_inductor/scheduler.py" in added else "inductor_size_regime"
-    if not miss.in_time() and (miss.on_module() or (guard.prop == "size" and miss.modules_differ())):
+    if not miss.in_time() and (miss.on_module() or (guard.kind == "size" and miss.modules_differ())):
         return "per_layer_attr"
-    if guard.prop == "size":
+    if guard.kind == "size":
         return _fixed(miss)
-    if _equality(guard):
+    if guard.form == "equal":
         return "duck_shape"
     actual = actual_size(miss)
-    if actual in (0, 1) or re.search(r"!= [01]$", guard.text) or re.fullmatch(r"[12] <= \S+", guard.text):
+    zero_or_one = guard.form == "exclusion" and guard.expected in (0, 1)
+    if actual in (0, 1) or zero_or_one or (guard.form == "bound" and guard.low in (1, 2)):
         return "size_0_1"
     return dimension(miss)
 
@@ -189,22 +192,12 @@ def _fixed(miss: Miss) -> str:
     return dimension(miss)
 
 
-def _equality(guard: guard_texts.View) -> bool:
-    """``x.size()[1] == y.size()[0]``, or a size that happened to equal an offset into a tensor's storage."""
-    sides = guard.text.split(" == ")
-    return (
-        len(sides) == 2
-        and sides[0] != sides[1]
-        and all(re.fullmatch(r"[^=<>!]*\.(size|storage_offset)\(\)[^=<>!]*", s) for s in sides)
-    )
-
-
 def _equals_another(miss: Miss) -> bool:
     """True when the size that was fixed equals another dimension of the inputs of the call that compiled it."""
     guard = miss.guard
     for name, described in miss.entry_arguments.items():
         for dim, size in enumerate(described.get("shape", ()) if isinstance(described, dict) else ()):
-            if size == guard.expected and (name, dim) != (guard.source, guard.dim):
+            if size == guard.expected and (name, dim) != (guard.source, guard.index):
                 return True
     return False
 
@@ -214,15 +207,15 @@ def actual_size(miss: Miss) -> int | None:
     guard = miss.guard
     if isinstance(guard.actual, int):
         return guard.actual
-    return miss.size(guard.source, guard.dim) if guard.dim is not None else None
+    return miss.size(guard.source, guard.index) if guard.index is not None else None
 
 
 def entry_size(miss: Miss) -> int | None:
     """The size that the entry was compiled with."""
     guard = miss.guard
-    if guard.prop == "size" and isinstance(guard.expected, int):
+    if guard.kind == "size" and isinstance(guard.expected, int):
         return guard.expected
-    return miss.size(guard.source, guard.dim, of_entry=True) if guard.dim is not None else None
+    return miss.size(guard.source, guard.index, of_entry=True) if guard.index is not None else None
 
 
 def dimension(miss: Miss) -> str:
@@ -241,10 +234,4 @@ def dimension(miss: Miss) -> str:
     if actual is not None and batch and length and actual == batch * length:
         return "seq_len"
     shape = miss.shape_of(miss.guard.source)
-    return "batch_dim" if miss.guard.dim == 0 and (shape is None or len(shape) > 1) else "seq_len"
-
-
-def multiple(guard: guard_texts.View) -> int | None:
-    """8 of ``(x.size()[1] % 8) == 0``."""
-    found = re.search(r"% (\d+)|Mod\([^,]+, (\d+)\)", guard.text)
-    return int(found[1] or found[2]) if found else None
+    return "batch_dim" if miss.guard.index == 0 and (shape is None or len(shape) > 1) else "seq_len"

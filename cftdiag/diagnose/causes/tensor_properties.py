@@ -58,26 +58,26 @@ _NONE = "NoneType"
 def classify(miss: Miss) -> str | None:
     """The cause of a miss by a property of a tensor, or None when the guard is about something else."""
     guard = miss.guard
-    if guard.prop == "requires_grad":
+    if guard.kind == "requires_grad":
         return "requires_grad"
-    if guard.prop == "dtype":
+    if guard.kind == "dtype":
         return "dtype"
-    if guard.prop == "dispatch":
+    if guard.kind == "dispatch":
         return "grad_mode" if _inference(str(guard.expected), str(guard.actual)) else "tensor_type"
-    if guard.prop == "tensor_type":
+    if guard.kind == "tensor_type":
         if guard.value_type == _NONE:
             return "per_layer_attr" if miss.on_module() and not miss.in_time() else "none_vs_tensor"
         return "tensor_type"
-    if guard.prop == "none" and miss.argument() and "." not in guard.path:
+    if guard.kind == "none" and miss.argument() and "." not in guard.path:
         return "none_vs_tensor"
     if (
-        guard.prop in ("value", "type", "attribute", "contains")
+        guard.kind in ("value", "type", "attribute", "contains")
         and miss.argument()
         and "." not in guard.path
         and guard.value_type == _NONE
     ):
         return "none_vs_tensor"
-    if guard.prop == "type" and guard.expected == _NONE and miss.argument():
+    if guard.kind == "type" and guard.expected == _NONE and miss.argument():
         return "none_vs_tensor"
     return None
 

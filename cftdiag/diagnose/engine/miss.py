@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from cftdiag.diagnose.engine import guard_texts
+from cftdiag.conditions import MISSING, Condition
 from cftdiag.diagnose.engine.context import Context
 from cftdiag.events import Event, Reason
 
@@ -22,7 +22,8 @@ class Miss:
     """One recompile or limit hit, read against its closest entry."""
 
     event: Event
-    guard: guard_texts.View
+    guard: Condition
+    """What the guard of the closest entry tests."""
     entry: str | None
     entry_block: str | None
     context: Context
@@ -45,6 +46,18 @@ class Miss:
         return (made.detail.get("arguments") or {}) if made is not None else {}
 
     @property
+    def added(self) -> str | None:
+        """``file:line in function`` of what added the guard, where torch says."""
+        guard = self.event.guard
+        return guard.added if guard is not None else None
+
+    @property
+    def owner(self) -> str | None:
+        """What holds the guarded attribute: ``class``, ``module`` or ``object``; None where it was not seen."""
+        guard = self.event.guard
+        return guard.owner if guard is not None else None
+
+    @property
     def resumed(self) -> bool:
         """True in the part of a function that follows a graph break."""
         return self.event.code is not None and RESUME in self.event.code.qualname
@@ -64,7 +77,7 @@ class Miss:
             return False
         if self.guard.root == "self" or self.guard.path.startswith("._modules["):
             return True
-        if self.guard.prop == "type" and not self.guard.path:
+        if self.guard.kind == "type" and not self.guard.path:
             return str(self.guard.expected).rpartition(".")[2] in {b.cls for b in self.context.blocks}
         if any(re.search(r"\bself\.", f.code or "") for f in self.event.stack):
             return False  # the module is called self here, so another root is an argument
@@ -118,18 +131,12 @@ class History:
 
     def _miss(self, event: Event) -> Miss:
         reason = closest(event)
-        guard = guard_texts.read(event.guard or (reason.guard if reason else None))
+        known = event.guard or (reason.guard if reason else None)
+        guard = known.condition if known is not None else Condition(text="")
         mapping = event.detail.get("parameters") or {}
         for written, name in mapping.items():
-            if guard.source == written or guard.source.startswith((written + ".", written + "[")):
-                source = name + guard.source[len(written) :]
-                guard = dataclasses.replace(
-                    guard,
-                    source=source,
-                    root=name,
-                    path=source[len(name) :],
-                    text=guard.text.replace(written, name),
-                )
+            if guard.source == written or guard.source.startswith((f"{written}.", f"{written}[")):
+                guard = guard.renamed(written, name)
         entry = reason.entry if reason else None
         owner = reason.block if reason else None
         if owner is None and entry in self.compiles:
@@ -175,15 +182,15 @@ class History:
         found: dict[str, None] = {}
         for other in self.misses:
             if self._key(other) == self._key(miss):
-                for name in ("expected", "actual"):
-                    if other.guard.knows(name):
-                        found[repr(getattr(other.guard, name))] = None
+                for value in (other.guard.expected, other.guard.actual):
+                    if value is not MISSING:
+                        found[repr(value)] = None
         return tuple(found)
 
 
-def _told(guard: guard_texts.View) -> tuple[str | None, str | None]:
+def _told(guard: Condition) -> tuple[str | None, str | None]:
     """(expected, actual) in one spelling; None for what the guard does not tell."""
-    if guard.prop == "type":
+    if guard.kind == "type":
         # the class is written with its module where it was expected; what was met is told by its value and
         # the name of its class
         return str(guard.expected).rpartition(".")[2] if guard.knows("expected") else None, guard.value_type

@@ -6,8 +6,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from cftdiag import guards
+from cftdiag.conditions import MISSING
 from cftdiag.diagnose.causes import global_state, sizes
-from cftdiag.diagnose.engine import graph_breaks, guard_texts, places, registry
+from cftdiag.diagnose.engine import graph_breaks, places, registry
 from cftdiag.diagnose.engine.context import Context
 from cftdiag.diagnose.engine.draft import Draft, Drafts, region
 from cftdiag.diagnose.engine.miss import History, Miss
@@ -49,7 +51,7 @@ def _follows_break(miss: Miss, drafts: Drafts) -> bool:
     code = miss.event.code
     if code is None or root in miss.history.parameters.get(code.file, ()):
         return False
-    return miss.guard.prop not in ("size", "shape", "stride", "requires_grad", "dtype") or not _of_the_batch(
+    return miss.guard.kind not in ("size", "shape", "stride", "requires_grad", "dtype") or not _of_the_batch(
         miss
     )
 
@@ -57,17 +59,17 @@ def _follows_break(miss: Miss, drafts: Drafts) -> bool:
 def _of_the_batch(miss: Miss) -> bool:
     actual, step = sizes.actual_size(miss), miss.event.step
     known = (miss.context.length_at(step), miss.context.batch_size_at(step))
-    return miss.guard.prop in ("requires_grad", "dtype", "stride") or actual is None or actual in known
+    return miss.guard.kind in ("requires_grad", "dtype", "stride") or actual is None or actual in known
 
 
 def _recompile(miss: Miss, cause: str, context: Context, drafts: Drafts) -> None:
-    key = () if cause in _SHAPES else (guard_texts.pretty(miss.guard.source),)
+    key = () if cause in _SHAPES else (guards.pretty(miss.guard.source),)
     draft, new = drafts.get("recompile", cause, "warning", *key)
     _fill(draft, miss, cause, context, new)
     name = region(miss.event)
     draft.seen(miss.event, [name] if name else [])
     values = miss.history.values(miss)
-    if new and miss.guard.prop in ("value", "length") and len(values) > 2:
+    if new and miss.guard.kind in ("value", "length") and len(values) > 2:
         draft.notes.append(f"Values met: {', '.join(values[:6])}{', ...' if len(values) > 6 else ''}.")
     if context.ac != "none" or miss.event.detail.get("under_checkpoint"):
         draft.facts["entries"] = max(
@@ -103,7 +105,7 @@ def _fill(draft: Draft, miss: Miss, cause: str, context: Context, new: bool) -> 
     guard = miss.guard
     if new:
         draft.where = _where(miss)
-        draft.guard = f"type mismatch: {guard.text}" if guard.prop == "tensor_type" else guard.text or None
+        draft.guard = f"type mismatch: {guard.text}" if guard.kind == "tensor_type" else guard.text or None
         draft.facts = facts(miss, cause, context)
     step = miss.event.step
     name = region(miss.event)
@@ -114,11 +116,7 @@ def _fill(draft: Draft, miss: Miss, cause: str, context: Context, new: bool) -> 
 
 
 def _where(miss: Miss) -> Where:
-    named = guard_texts.user_frame(miss.guard.comment)
-    place = places.place(miss.event)
-    if place.code is None and named is not None:
-        return Where(file=place.file or named.file, line=named.line, function=named.function, code=named.code)
-    return place
+    return places.place(miss.event)
 
 
 def facts(miss: Miss, cause: str, context: Context) -> dict[str, Any]:
@@ -130,19 +128,19 @@ def facts(miss: Miss, cause: str, context: Context) -> dict[str, Any]:
         expected, actual = sizes.entry_size(miss), sizes.actual_size(miss)
         expected = guard.expected if expected is None else expected
         actual = guard.actual if actual is None else actual
-    name = guard_texts.pretty(guard.source)
+    name = guards.pretty(guard.source)
     limit = int(miss.event.detail.get("limit") or context.limit)
     kind = context.same_kind(miss.block)
     found: dict[str, Any] = {
         "argument": name or None,
         "attribute": name or None,
         "name": name.rpartition(".")[2] or None,
-        "dim": guard.dim,
+        "dim": guard.index,
         "expected": _show(expected),
         "actual": _show(actual) or guard.value_type,
         "guard": guard.text,
-        "added": guard_texts.added_in(guard.comment) or None,
-        "multiple": sizes.multiple(guard),
+        "added": guards.inductor_place(miss.added) or None,
+        "multiple": guard.multiple,
         "limit": limit,
         "more": max(2 * limit, 2 * len(kind)),
         "dynamic_source": f"L['{guard.root}']{guard.path.split('.size()')[0]}"
@@ -151,7 +149,11 @@ def facts(miss: Miss, cause: str, context: Context) -> dict[str, Any]:
     }
     if cause in ("none_vs_tensor", "first_call_latch"):
         found["expected"] = found["expected"] or (
-            "None" if guard.prop == "none" else "missing" if guard.prop == "attribute" else "a tensor"
+            "None"
+            if guard.kind == "none" and not guard.negated
+            else "missing"
+            if guard.kind == "attribute"
+            else "a tensor"
         )
         found["actual"] = "None" if guard.value_type == "NoneType" else "given"
     elif cause == "grad_mode":
@@ -159,18 +161,18 @@ def facts(miss: Miss, cause: str, context: Context) -> dict[str, Any]:
         words = ("in one mode", "in the other") if now is None else ("off", "on") if now else ("on", "off")
         found["expected"], found["actual"] = words
     elif cause == "global_state":
-        found["state"] = global_state.changed(guard.text)
+        found["state"] = global_state.changed(guard)
     elif cause == "tensor_type" and guard.value_type:
         found["actual"] = guard.value_type
     elif cause == "closure_identity":
         found["argument"] = guard.root or None
-        if guard.prop == "length":
+        if guard.kind == "length":
             found["expected"], found["actual"] = f"{found['expected']} long", f"{found['actual']} long"
     return found
 
 
 def _show(value: Any) -> str | int | None:
     """A value for a text; None when it is unknown."""
-    if value is guard_texts.MISSING:
+    if value is MISSING:
         return None
     return value if isinstance(value, int) and not isinstance(value, bool) else str(value)

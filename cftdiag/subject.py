@@ -1,6 +1,6 @@
 """What is checked: a Subject, and the recipe from which a child process rebuilds it.
 
-Torch-free. A recipe is a JSON-ready dict, so that it can cross a process border.
+Torch-free.
 """
 
 from __future__ import annotations
@@ -34,6 +34,25 @@ class Subject:
     wrap: Callable[[Any], Any] | None = None
     check: Callable[[Any, list[Any]], Any] | None = None
     compile_kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """How a child process builds what is checked. ``type`` is ``config`` (with ``model_type`` and
+    ``config``), ``file`` (with ``path`` and ``attr``), ``hub`` or ``live`` (an object of the caller's).
+    """
+
+    type: str
+    name: str
+    model_type: str | None = None
+    config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    path: str | None = None
+    attr: str = "build"
+
+    @property
+    def from_config(self) -> bool:
+        """True for a model that the check builds itself, without weights."""
+        return self.type in ("config", "hub")
 
 
 def as_subject(built: object, what: str) -> Subject:
@@ -77,11 +96,10 @@ def _describe(value: object) -> str:
     return f"a {type(value).__name__}{size}" if value is not None else "None"
 
 
-def resolve(model: str) -> dict[str, Any]:
+def resolve(model: str) -> Recipe:
     """Recipe of ``--model``.
 
-    ``{"type": "config", "name", "config", "model_type"}``, ``{"type": "file", "path", "attr"}`` or ``{"type":
-    "hub", "name"}``. Raises :class:`InputError` with the nearest catalogue names for a name that can be
+    Raises :class:`InputError` with the nearest catalogue names for a name that can be
     nothing else.
     """
     from cftdiag import catalogue
@@ -99,12 +117,7 @@ def resolve(model: str) -> dict[str, Any]:
         return _file_recipe(Path(model), "build")
     entry = catalogue.find(model)
     if entry is not None and not Path(model).exists():
-        return {
-            "type": "config",
-            "name": entry.name,
-            "model_type": entry.model_type,
-            "config": dict(entry.config),
-        }
+        return Recipe(type="config", name=entry.name, model_type=entry.model_type, config=dict(entry.config))
     local = Path(model)
     if local.is_dir():
         local = local / "config.json"
@@ -117,24 +130,19 @@ def resolve(model: str) -> dict[str, Any]:
     if model.endswith(".json") or model.startswith((".", "/", "~")):
         raise InputError(f"{model}: no such file or directory")
     if model.count("/") == 1 and all(model.split("/")):
-        return {"type": "hub", "name": model}
+        return Recipe(type="hub", name=model)
     close = catalogue.close_matches(model)
     hint = f"did you mean {', '.join(close)}?" if close else "`cftdiag models` lists the catalogue"
     raise InputError(f"{model!r} is no catalogue name, file, directory or hub id (owner/name); {hint}")
 
 
-def _file_recipe(path: Path, attribute: str) -> dict[str, Any]:
+def _file_recipe(path: Path, attribute: str) -> Recipe:
     if not path.is_file():
         raise InputError(f"{path}: no such file; write file.py:build")
-    return {
-        "type": "file",
-        "name": f"{path.name}:{attribute}",
-        "path": str(path.resolve()),
-        "attr": attribute,
-    }
+    return Recipe(type="file", name=f"{path.name}:{attribute}", path=str(path.resolve()), attr=attribute)
 
 
-def _config_recipe(path: Path) -> dict[str, Any]:
+def _config_recipe(path: Path) -> Recipe:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
@@ -149,10 +157,4 @@ def _config_recipe(path: Path) -> dict[str, Any]:
             f"{path}: has no model_type; a transformers config.json names its architecture there"
         )
     name = path.parent.name if path.name == "config.json" else path.stem
-    return {
-        "type": "config",
-        "name": name,
-        "model_type": model_type,
-        "config": config,
-        "path": str(path.resolve()),
-    }
+    return Recipe(type="config", name=name, model_type=model_type, config=config, path=str(path.resolve()))

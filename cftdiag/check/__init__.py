@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 from cftdiag.check.report import BlockResult, CheckReport
 from cftdiag.errors import CheckError, EnvironmentUnfit, InputError
 from cftdiag.options import CheckOptions
+from cftdiag.passes.messages import ProgressEvent
 from cftdiag.subject import Subject
 
 if TYPE_CHECKING:
-    from cftdiag.check.driver import ProgressEvent, check, run_check
+    from cftdiag.check.driver import check, run_check
 
 __all__ = [
     "BlockResult",
@@ -30,7 +31,7 @@ __all__ = [
     "run_check",
 ]
 
-_LAZY = ("ProgressEvent", "check", "run_check")
+_LAZY = ("check", "run_check")
 
 
 def __getattr__(name: str) -> Any:

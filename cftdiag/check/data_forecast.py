@@ -12,23 +12,25 @@ from cftdiag.errors import InputError
 from cftdiag.events import Event
 from cftdiag.findings import Finding
 from cftdiag.forecast.all_ranks import forecast_dict, warm_shapes
-from cftdiag.forecast.lengths import Data, DataOptions, RankShapes, Shape, distinct_ranks, read_data
+from cftdiag.forecast.lengths import Data, DataOptions, Shape, distinct_ranks, read_data
 from cftdiag.options import CheckOptions
+from cftdiag.passes.messages import SweepTask
 from cftdiag.plan import Plan, Setting, make_plan
+from cftdiag.subject import Recipe
 
 #: Distinct lengths of the data that the passes before the forecast run.
 FIRST = 3
 _POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx")
 
 
-def read(options: CheckOptions, recipe: Mapping[str, Any]) -> Data:
+def read(options: CheckOptions, recipe: Recipe) -> Data:
     """Read the file and batch it as training will. Raises :class:`InputError`."""
     assert options.data is not None
-    if recipe["type"] == "file":
+    if recipe.type == "file":
         raise InputError(
             "--data makes batches of its own, which only a catalogue or config model takes; put your lengths into build()"
         )
-    config = recipe.get("config") or {}
+    config = recipe.config
     positions = next((config[name] for name in _POSITIONS if isinstance(config.get(name), int)), None)
     rows = options.batch_size
     if rows is None and options.max_tokens_per_gpu is None:
@@ -67,13 +69,28 @@ def first_options(options: CheckOptions, data: Data) -> CheckOptions:
     )
 
 
-def tasks(data: Data, warm: Sequence[Shape] = ()) -> dict[int, dict[str, Any]]:
+def tasks(data: Data, warm: Sequence[Shape] = ()) -> tuple[SweepTask, ...]:
     """What a sweep's pass needs, for the first rank of each group of ranks that see the very same shapes."""
-    by_rank = {r.rank: r for r in data.ranks}
-    rows = RankShapes(0, tuple(warm)).to_list()
-    return {
-        rank: {"shapes": by_rank[rank].to_list(), "rank": rank, "warm": rows} for rank in distinct_ranks(data)
-    }
+    by_rank = {r.rank: r.shapes for r in data.ranks}
+    return tuple(
+        SweepTask(rank=rank, shapes=by_rank[rank], warm=tuple(warm)) for rank in distinct_ranks(data)
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Swept:
+    """The sweeps of all groups of ranks, by the first rank of each, and the same with every regime warmed."""
+
+    events: tuple[Event, ...]
+    """Those of the first rank."""
+    assumed: tuple[str, ...]
+    cold: Mapping[int, Mapping[str, Any]]
+    warmed: Mapping[int, Mapping[str, Any]]
+
+    @property
+    def lead(self) -> Mapping[str, Any]:
+        """The sweep of the first rank."""
+        return self.cold[min(self.cold)]
 
 
 def by_step(events: Sequence[Event], swept: Mapping[str, Any]) -> tuple[list[int | None], list[int | None]]:

@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from cftdiag import catalogue
-from cftdiag.check.driver import Driver
+from cftdiag.check.driver import run
+from cftdiag.check.runner import Runner
 from cftdiag.errors import CheckError
 from cftdiag.options import CheckOptions
 from cftdiag.passes.launch import ForkServer
@@ -60,7 +61,7 @@ def check_one(
                 **changed,
             }
         )
-        return Driver(resolve(model), options, local.server, None).run().to_dict()
+        return run(options, Runner(resolve(model), local.server)).to_dict()
 
     try:
         report = check()

@@ -33,7 +33,7 @@ from cftdiag.target import TARGETS
 
 if TYPE_CHECKING:
     from cftdiag.check import CheckReport
-    from cftdiag.check.driver import Progress
+    from cftdiag.check.runner import Progress
 
 
 @click.command(short_help="Before training: will each block capture whole, what will recompile.")

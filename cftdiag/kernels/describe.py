@@ -20,7 +20,7 @@ from cftdiag import fastforward
 from cftdiag.errors import InputError
 from cftdiag.kernels import regime_changes
 from cftdiag.kernels.code_findings import code_findings
-from cftdiag.options import CheckOptions
+from cftdiag.passes.messages import KernelsTask
 from cftdiag.passes.prepare import Prepared, blocks_of, prepare
 from cftdiag.passes.run_pass import torch_config
 from cftdiag.recipe import BlockGroup, block_groups, wrap_blocks
@@ -37,44 +37,32 @@ Winners = Mapping[str, Mapping[str, int]]
 Progress = Callable[[str], None]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Request:
-    """What to describe. ``block`` is a glob over kinds, classes and names of blocks; None means all kinds."""
-
-    target: str
-    block: str | None = None
-    compile_kernels: bool = True
-    with_bytecode: bool = False
-    with_source: bool = False
-
-
-def describe(
-    recipe: Mapping[str, Any], options: CheckOptions, request: Request, progress: Progress = lambda text: None
-) -> dict[str, Any]:
+def describe(task: KernelsTask, progress: Progress = lambda text: None) -> dict[str, Any]:
     """Lower and describe; the JSON-ready report of schema ``cftdiag.kernels/1``.
 
     Raises :class:`~cftdiag.errors.InputError` for what the user can mend and `TargetUnavailable` where the
     target cannot be lowered for.
     """
+    recipe, options = task.recipe, task.options
     started = time.monotonic()
-    here = request.target == HERE
-    spec = real.present() if here else device(request.target)
+    here = task.target == HERE
+    spec = real.present() if here else device(task.target)
     progress("building the model")
     prepared = prepare(recipe, dataclasses.replace(options, fast_forward="never" if here else "always"), None)
     blocks = blocks_of(prepared.subject.model, tuple(prepared.subject.blocks or ()) or options.blocks)
-    groups = _wanted(block_groups(prepared.subject.model, blocks), request.block)
+    groups = _wanted(block_groups(prepared.subject.model, blocks), task.block)
     with torch_config(options.torch_config):
-        graphs, frames, winners = _lower(prepared, blocks, groups, request, progress)
+        graphs, frames, winners = _lower(prepared, blocks, groups, task, progress)
     lowered_in = time.monotonic() - started
     compiled: dict[str, resources.Compiled] = {}
-    if spec is not None and request.compile_kernels:
+    if spec is not None and task.compile_kernels:
         progress("compiling Triton kernels")
-        compiled = resources.compile_all(request.target, [k for _, g in graphs for k in g.kernels])
+        compiled = resources.compile_all(task.target, [k for _, g in graphs for k in g.kernels])
     members = {group.label: tuple(group.fqns) for group in groups}
     return {
         "schema": SCHEMA,
-        "model": recipe["name"],
-        "target": request.target,
+        "model": recipe.name,
+        "target": task.target,
         "device": dataclasses.asdict(spec) if spec else None,
         "predicted": not here,
         "shapes": [{"batch_size": b, "length": n} for b, n in prepared.shapes],
@@ -85,7 +73,7 @@ def describe(
                 "class": group.cls,
                 "fqns": list(group.fqns),
                 "graphs": [
-                    _graph(g, spec, compiled, won, request.with_source)
+                    _graph(g, spec, compiled, won, task.with_source)
                     for (label, g), won in zip(graphs, winners, strict=True)
                     if label == group.label
                 ],
@@ -97,7 +85,7 @@ def describe(
             f.to_dict() for f in code_findings([(members[label], g) for label, g in graphs], compiled)
         ],
         "bytecode": frames,
-        "assumptions": [] if here else lowering.assumptions(request.target),
+        "assumptions": [] if here else lowering.assumptions(task.target),
         "seconds": {"lowering": lowered_in, "total": time.monotonic() - started},
     }
 
@@ -123,7 +111,7 @@ def _lower(
     prepared: Prepared,
     blocks: Sequence[tuple[str, torch.nn.Module]],
     groups: Sequence[BlockGroup],
-    request: Request,
+    task: KernelsTask,
     progress: Progress,
 ) -> tuple[list[tuple[str, Lowered]], list[dict[str, Any]], list[Winners]]:
     """(kind of block, graph) in order, frames of Dynamo, and for each graph which configurations autotuning
@@ -145,8 +133,8 @@ def _lower(
         graphs.append((label, graph))
 
     reader = real.Reader()
-    here = request.target == HERE
-    backend: Any = "inductor" if here else lowering.backend(request.target, on_graph=on_graph)
+    here = task.target == HERE
+    backend: Any = "inductor" if here else lowering.backend(task.target, on_graph=on_graph)
     kwargs = {
         "dynamic": True,
         **{
@@ -171,7 +159,7 @@ def _lower(
 
     model = prepared.subject.model
     with contextlib.ExitStack() as stack:
-        frames = stack.enter_context(bytecode.recorded()) if request.with_bytecode else []
+        frames = stack.enter_context(bytecode.recorded()) if task.with_bytecode else []
         if here:
             model.cuda()
             stack.enter_context(reader.reading(Collector(HERE, on_graph)))
@@ -180,7 +168,7 @@ def _lower(
             stack.enter_context(fastforward.SkipMode())
         program = wrap_blocks(model, list(blocks), compile=compile_block)
         for (rows, length), batch in zip(prepared.shapes, prepared.subject.batches, strict=True):
-            progress(f"lowering for {request.target}: batch {rows}, length {length}")
+            progress(f"lowering for {task.target}: batch {rows}, length {length}")
             batch = tree_map_only(torch.Tensor, torch.Tensor.cuda, dict(batch)) if here else dict(batch)
             if prepared.step is not None:
                 prepared.step(model, batch)

@@ -47,7 +47,6 @@ class Watch:
         self.kinds: Mapping[str, str] = {}
         self.calls: Counter[str] = Counter()
         self.fullgraph: dict[str, bool] = {}
-        self.inherited: set[str] = set()
         self.first_calls: dict[str, Call] = {}
         self.saved_hooks: dict[str, dict[str, Any]] = {}
         self.late_hooks: list[dict[str, Any]] = []
@@ -149,7 +148,6 @@ class Watch:
         failures = self._failures.get(self.kinds.get(fqn, fqn), ())
         if fqn not in self.fullgraph and len(failures) >= SAME_FAILURES and len(set(failures)) == 1:
             self.fullgraph[fqn] = False
-            self.inherited.add(fqn)
             return True
         return False
 

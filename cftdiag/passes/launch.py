@@ -2,7 +2,7 @@
 
 Two launchers give the same :class:`Pass`: :class:`ForkServer` starts one helper interpreter that imports
 torch once and forks a child for every pass; :class:`LiveFork` forks the caller, for a Subject that exists
-only in its memory. Messages (JSON objects, one a line) stream back through a pipe, so whatever a child
+only in its memory. Messages (:mod:`cftdiag.passes.messages`) stream back through a pipe, so whatever a child
 reported before it timed out, ran out of memory or crashed is kept. Torch-free in the parent.
 """
 
@@ -12,7 +12,9 @@ import contextlib
 import ctypes
 import faulthandler
 import json
+import math
 import os
+import re
 import select
 import shutil
 import signal
@@ -22,16 +24,18 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
 from cftdiag.errors import EnvironmentUnfit, InputError
+from cftdiag.passes.messages import Done, Message, Send, Task, decode, encode
 
-Message = dict[str, Any]
-Send = Callable[[Message], None]
+Entry = Callable[[Any, Send], None]
+"""What a child runs: its task, and where its messages go."""
 
 _PR_SET_PDEATHSIG = 1
+_PRELOADED = ("torch", "transformers")
 _LOG_TAIL = 4000  # characters of a crashed child's output that are worth keeping
 _ENV_THREADS = (
     "OMP_NUM_THREADS",
@@ -42,7 +46,7 @@ _ENV_THREADS = (
 class Launcher(Protocol):
     """Starts passes."""
 
-    def start(self, task: Mapping[str, Any], write_fd: int, scratch: Path) -> int:
+    def start(self, task: Task, write_fd: int, scratch: Path) -> int:
         """Start a child that runs ``task`` and writes its messages to ``write_fd``; returns its process id."""
 
     def wait(self) -> int | None:
@@ -56,12 +60,14 @@ class Pass:
     """One pass in a child process, seen from the driver.
 
     Iterating yields the child's messages until it ends; afterwards ``outcome`` is ``ok``, ``timeout`` or
-    ``crash`` and ``detail`` says more.
+    ``crash``, ``detail`` says more, and ``output`` is the end of what a crashed child printed. ``timeout`` is
+    in seconds; None waits for ever.
     """
 
-    def __init__(self, launcher: Launcher, task: Mapping[str, Any], timeout: float) -> None:
-        self._launcher, self._task, self._timeout = launcher, task, timeout
-        self.outcome, self.detail, self.seconds = "crash", "", 0.0
+    def __init__(self, launcher: Launcher, task: Task, timeout: float | None) -> None:
+        self._launcher, self._task = launcher, task
+        self._timeout = math.inf if timeout is None else timeout
+        self.outcome, self.detail, self.output, self.seconds = "crash", "", "", 0.0
 
     def __iter__(self) -> Generator[Message, None, None]:
         started = time.monotonic()
@@ -107,9 +113,9 @@ class Pass:
                 return
             *lines, pending = (pending + chunk).split(b"\n")
             for line in lines:
-                message = json.loads(line)
+                message: Message = decode(json.loads(line))
                 yield message
-                if message.get("type") == "done":
+                if isinstance(message, Done):
                     # not at the end of the pipe: a process that the user's code started may hold it open
                     self.outcome = "ok"
                     return
@@ -125,9 +131,12 @@ class Pass:
             )
         else:
             self.detail = f"the pass ended early (exit code {code})"
-        tail = _tail(scratch / "output.txt")
-        if tail:
-            self.detail += ": " + tail
+        with contextlib.suppress(OSError):
+            text = (scratch / "output.txt").read_text(encoding="utf-8", errors="replace")
+            self.output = text[-_LOG_TAIL:].strip()
+        reason = last_words(self.output)
+        if reason:
+            self.detail += ": " + reason
 
 
 def _scratch() -> str:
@@ -139,15 +148,16 @@ def _scratch() -> str:
         ) from error
 
 
-def _tail(path: Path) -> str:
-    try:
-        lines = path.read_text(encoding="utf-8", errors="replace")[-_LOG_TAIL:].strip().splitlines()
-    except OSError:
-        return ""
+def last_words(output: str) -> str:
+    """The line of a crashed process's output that says why: where a signal met it, the last exception (which
+    torch lets advice follow), else the last line.
+    """
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
     for i, line in enumerate(lines[:-1]):
         if line.endswith("(most recent call first):"):  # faulthandler: the next line is where it happened
-            return lines[i + 1].strip()
-    return lines[-1] if lines else ""
+            return lines[i + 1]
+    raised = [line for line in lines if re.match(r"[\w.]*(?:Error|Exception|Failed|Unsupported)\b", line)]
+    return " ".join((raised or lines or [""])[-1].split())[:300]
 
 
 def _kill_group(pid: int) -> None:
@@ -161,9 +171,7 @@ def die_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def fork_child(
-    task: Mapping[str, Any], write_fd: int, scratch: Path, run: Callable[[Mapping[str, Any], Send], None]
-) -> int:
+def fork_child(task: Task, write_fd: int, scratch: Path, run: Entry) -> int:
     """Fork; in the child run ``run(task, send)`` with its output in ``scratch/output.txt`` and leave without
     the parent's exit handlers.
     """
@@ -187,7 +195,7 @@ def fork_child(
             TORCHINDUCTOR_CACHE_DIR=str(scratch / "inductor"), TRITON_CACHE_DIR=str(scratch / "triton")
         )
         run(task, lambda message: _send(write_fd, message))
-        _send(write_fd, {"type": "done"})
+        _send(write_fd, Done())
         code = 0
     except BrokenPipeError:
         code = 1
@@ -203,7 +211,7 @@ def fork_child(
 
 
 def _send(fd: int, message: Message) -> None:
-    data = json.dumps(message, default=str).encode() + b"\n"
+    data = json.dumps(encode(message), default=str).encode() + b"\n"
     while data:
         data = data[os.write(fd, data) :]
 
@@ -211,7 +219,7 @@ def _send(fd: int, message: Message) -> None:
 class LiveFork:
     """Forks the calling process, which holds the live model. ``run`` is called in the child."""
 
-    def __init__(self, run: Callable[[Mapping[str, Any], Send], None]) -> None:
+    def __init__(self, run: Entry) -> None:
         self._run = run
         self._pid: int | None = None
 
@@ -222,7 +230,7 @@ class LiveFork:
         cuda = torch is not None and torch.cuda.is_initialized()
         return hasattr(os, "fork") and threading.active_count() == 1 and not cuda
 
-    def start(self, task: Mapping[str, Any], write_fd: int, scratch: Path) -> int:
+    def start(self, task: Task, write_fd: int, scratch: Path) -> int:
         sys.stdout.flush()
         sys.stderr.flush()
         self._pid = fork_child(task, write_fd, scratch, self._run)
@@ -239,13 +247,14 @@ class LiveFork:
 
 
 class ForkServer:
-    """An interpreter that has imported torch and nothing else, and forks a child for every pass.
+    """An interpreter that has imported torch and nothing else, and forks a child for every task. ``entry`` is
+    ``module:function`` of what a child runs.
 
     Importing torch and transformers takes seconds; every pass after the first is spared that, and the caller
     never imports them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, entry: str = "cftdiag.passes.run_pass:run_task") -> None:
         if not hasattr(os, "fork"):
             raise EnvironmentUnfit("this system cannot fork processes; run the check on Linux or macOS")
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -257,7 +266,15 @@ class ForkServer:
         )
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "cftdiag.passes.worker", str(theirs.fileno())],
+                [
+                    sys.executable,
+                    "-P",
+                    "-m",
+                    "cftdiag.passes.worker",
+                    str(theirs.fileno()),
+                    entry,
+                    *_PRELOADED,
+                ],
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,
@@ -268,8 +285,8 @@ class ForkServer:
         self._socket = ours
         self._replies = ours.makefile("rb")
 
-    def start(self, task: Mapping[str, Any], write_fd: int, scratch: Path) -> int:
-        request = json.dumps({"task": task, "scratch": str(scratch)}).encode()
+    def start(self, task: Task, write_fd: int, scratch: Path) -> int:
+        request = json.dumps({"task": encode(task), "scratch": str(scratch)}).encode()
         try:
             socket.send_fds(self._socket, [len(request).to_bytes(8, "little")], [write_fd])
             self._socket.sendall(request)
@@ -282,7 +299,7 @@ class ForkServer:
     def wait(self) -> int | None:
         return int(self._reply()["status"])
 
-    def _reply(self) -> Message:
+    def _reply(self) -> dict[str, int]:
         try:
             line = self._replies.readline()
         except OSError:
@@ -291,13 +308,12 @@ class ForkServer:
             raise EnvironmentUnfit(
                 f"the process that runs the passes ended ({self._last_words() or 'no reason given'}); run `cftdiag doctor`"
             )
-        reply: Message = json.loads(line)
+        reply: dict[str, int] = json.loads(line)
         return reply
 
     def _last_words(self) -> str:
         self._log.seek(0)
-        lines = self._log.read().decode(errors="replace").strip().splitlines()
-        return lines[-1] if lines else ""
+        return last_words(self._log.read().decode(errors="replace"))
 
     def close(self) -> None:
         self._replies.close()
@@ -308,7 +324,7 @@ class ForkServer:
         self._log.close()
 
 
-def serve(control_fd: int, run: Callable[[Mapping[str, Any], Send], None]) -> None:
+def serve(control_fd: int, run: Entry) -> None:
     """The server's loop: one request, one child, one exit status, until the caller goes away."""
     control = socket.socket(fileno=control_fd)
     while True:
@@ -317,7 +333,7 @@ def serve(control_fd: int, run: Callable[[Mapping[str, Any], Send], None]) -> No
             return
         header += _exactly(control, 8 - len(header))
         request = json.loads(_exactly(control, int.from_bytes(header, "little")))
-        pid = fork_child(request["task"], fds[0], Path(request["scratch"]), run)
+        pid = fork_child(decode(request["task"]), fds[0], Path(request["scratch"]), run)
         os.close(fds[0])
         control.sendall(json.dumps({"pid": pid}).encode() + b"\n")
         control.sendall(json.dumps({"status": os.waitpid(pid, 0)[1]}).encode() + b"\n")

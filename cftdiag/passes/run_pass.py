@@ -25,10 +25,28 @@ import torch
 from cftdiag import fastforward
 from cftdiag.capture import Recorder, counting
 from cftdiag.errors import EnvironmentUnfit, InputError, one_line
+from cftdiag.events import Frame
+from cftdiag.forecast.lengths import Shape
 from cftdiag.options import CheckOptions
 from cftdiag.passes import numerics
 from cftdiag.passes.compiled_calls import Watch, compiles_seen, is_checkpoint_failure, is_compile_failure
-from cftdiag.passes.launch import Send
+from cftdiag.passes.messages import (
+    Assumption,
+    Forecast,
+    Observed,
+    PassTask,
+    Program,
+    ProgramBlock,
+    ProgressEvent,
+    Raised,
+    Refused,
+    Result,
+    Send,
+    StepDone,
+    StepShape,
+    SweepTask,
+    Unfit,
+)
 from cftdiag.passes.prepare import batch_of_shape, blocks_of, prepare
 from cftdiag.recipe import DepthNotReached, block_groups, stacks, strip_wrappers, wrap_blocks
 from cftdiag.subject import Subject
@@ -38,36 +56,33 @@ SEED = 0
 _MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EPIPE)
 
 
-def run_task(task: Mapping[str, Any], send: Send, live: Subject | None = None) -> None:
+def run_task(task: PassTask, send: Send, live: Subject | None = None) -> None:
     """Run one pass and ``send`` its messages; never raises for what the user's model does."""
-    options = CheckOptions.from_dict(task["options"])
+    options = task.options
     try:
         with _process_kept(options.env), torch_config(options.torch_config):
             _Pass(task, options, send, live).run()
     except InputError as error:
-        send({"type": "input_error", "message": str(error)})
+        send(Refused(message=str(error)))
     except (EnvironmentUnfit, DepthNotReached) as error:
-        send({"type": "unfit", "message": str(error)})
+        send(Unfit(message=str(error)))
     except OSError as error:
         if error.errno not in _MACHINE:
             raise
         send(
-            {
-                "type": "unfit",
-                "message": f"the pass could not use this machine ({one_line(error)}); free disk space or set TMPDIR",
-            }
+            Unfit(
+                message=f"the pass could not use this machine ({one_line(error)}); free disk space or set TMPDIR"
+            )
         )
 
 
 class _Pass:
-    def __init__(
-        self, task: Mapping[str, Any], options: CheckOptions, send: Send, live: Subject | None
-    ) -> None:
-        self.task, self.mode, self.send = task, task["mode"], send
+    def __init__(self, task: PassTask, options: CheckOptions, send: Send, live: Subject | None) -> None:
+        self.task, self.mode, self.send = task, task.mode, send
         self.step_index = 0
         self.progress("build")
         started = time.monotonic()
-        self.prepared = prepare(task["recipe"], options, live)
+        self.prepared = prepare(task.recipe, options, live)
         self.subject, self.options = self.prepared.subject, self.prepared.options
         if self.mode == "auto":
             # the way the subject itself compiles goes first: its recompiles are the ones that training would
@@ -82,12 +97,12 @@ class _Pass:
         self.losses: list[Any] = []
         self.skip: Any = fastforward.SkipMode if self.prepared.weightless else contextlib.nullcontext
 
-    def progress(self, phase: str, **more: Any) -> None:
-        self.send({"type": "progress", "phase": phase, "mode": self.mode, **more})
+    def progress(self, phase: str, *, step: int = 0, of: int = 0, length: int | None = None) -> None:
+        self.send(ProgressEvent(phase=phase, mode=self.mode, step=step, of=of, length=length))
 
     def run(self) -> None:
         fastforward.reset()
-        recorder = Recorder(on_event=lambda event: self.send({"type": "event", "event": event.to_dict()}))
+        recorder = Recorder(on_event=lambda event: self.send(Observed(event=event)))
         try:
             with contextlib.ExitStack() as stack:
                 for context in self.contexts(recorder):
@@ -99,8 +114,8 @@ class _Pass:
                 recorder.watch(self.subject.model, [fqn for fqn, _ in self.blocks])
                 self.limit = getattr(torch._dynamo.config, "recompile_limit", None)
                 self.describe()
-                if self.mode == "sweep":
-                    self.sweep(recorder)
+                if self.task.sweep is not None:
+                    self.sweep(self.task.sweep, recorder)
                 else:
                     self.steps(recorder)
                 self.result(recorder)
@@ -155,7 +170,7 @@ class _Pass:
         backend, self.depth = self.prepared.backend()
         kwargs = dict(
             self.prepared.compile_kwargs,
-            fullgraph=self.mode == "fullgraph" or bool(self.task.get("fullgraph")),
+            fullgraph=self.mode == "fullgraph" or self.task.fullgraph,
             backend=counting(backend, recorder),
         )
 
@@ -201,14 +216,10 @@ class _Pass:
             # whatever training would have met here is a result; the driver finds out whose fault it is
             self.send(self.raised(error))
 
-    def sweep(self, recorder: Recorder) -> None:
+    def sweep(self, task: SweepTask, recorder: Recorder) -> None:
         """Forecast the compiles of one rank over all shapes of the data."""
-        from cftdiag.forecast.lengths import RankShapes, Shape
         from cftdiag.forecast.sweep import sweep
 
-        rank = self.task["rank"]
-        shapes = RankShapes.from_list(rank, self.task["shapes"]).shapes
-        warm = RankShapes.from_list(rank, self.task["warm"]).shapes
         program = self.program
         assert program is not None
 
@@ -224,8 +235,8 @@ class _Pass:
             self.step_index = shape.step
             self.progress("step", step=done, of=of, length=shape.length)
 
-        found = sweep(run, shapes, recorder, model=self.subject.model, warm=warm, progress=progress)
-        self.send({"type": "forecast", "rank": rank, "swept": found.to_dict()})
+        found = sweep(run, task.shapes, recorder, model=self.subject.model, warm=task.warm, progress=progress)
+        self.send(Forecast(rank=task.rank, swept=found.to_dict()))
 
     def one_step(self, i: int, batch: Mapping[str, Any], recorder: Recorder) -> None:
         self.step_index = recorder.step = i + 1
@@ -244,13 +255,7 @@ class _Pass:
                 loss = self.prepared.step(self.model_to_run, dict(batch))
         self.losses.append(loss)
         self.send(
-            {
-                "type": "step",
-                "step": i + 1,
-                "batch_size": batch_size,
-                "length": length,
-                "seconds": time.monotonic() - started,
-            }
+            StepDone(step=i + 1, batch_size=batch_size, length=length, seconds=time.monotonic() - started)
         )
 
     # ---- telling ----
@@ -259,34 +264,33 @@ class _Pass:
         model = self.subject.model
         kwargs = self.prepared.compile_kwargs
         self.send(
-            {
-                "type": "program",
-                "mode": self.mode,
-                "depth": self.depth,
-                "weightless": self.prepared.weightless,
-                "parameters": sum(p.numel() for p in model.parameters()),
-                "model_class": self.model_class,
-                "model_type": getattr(getattr(model, "config", None), "model_type", None),
-                "compile_kwargs": {k: _jsonable(v) for k, v in kwargs.items() if k != "backend"},
-                "wrap": self.subject.wrap is not None,
-                "blocks": [
-                    {
-                        "fqn": fqn,
-                        "class": self.kinds.get(fqn, type(module).__name__).split("[")[0],
-                        "kind": self.kinds.get(fqn),
-                        "index": _index(fqn, i),
-                    }
+            Program(
+                mode=self.mode,
+                depth=self.depth,
+                weightless=self.prepared.weightless,
+                parameters=sum(p.numel() for p in model.parameters()),
+                model_class=self.model_class,
+                model_type=getattr(getattr(model, "config", None), "model_type", None),
+                compile_kwargs={k: _jsonable(v) for k, v in kwargs.items() if k != "backend"},
+                wrap=self.subject.wrap is not None,
+                blocks=tuple(
+                    ProgramBlock(
+                        fqn=fqn,
+                        cls=self.kinds.get(fqn, type(module).__name__).split("[")[0],
+                        kind=self.kinds.get(fqn),
+                        index=_index(fqn, i),
+                    )
                     for i, (fqn, module) in enumerate(self.blocks)
-                ],
-                "steps": [
-                    {"step": i + 1, "batch_size": b, "length": n}
+                ),
+                steps=tuple(
+                    StepShape(step=i + 1, batch_size=b, length=n)
                     for i, (b, n) in enumerate(self.prepared.shapes)
-                ],
-                "stacks": [strip_wrappers(f"{fqn}.*") for fqn, _ in stacks(model) if fqn],
-                "limit": self.limit,
-                "config_sha": self.config_sha(),
-                "build_seconds": self.build_seconds,
-            }
+                ),
+                stacks=tuple(strip_wrappers(f"{fqn}.*") for fqn, _ in stacks(model) if fqn),
+                limit=self.limit,
+                config_sha=self.config_sha(),
+                build_seconds=self.build_seconds,
+            )
         )
 
     def config_sha(self) -> str | None:
@@ -296,20 +300,19 @@ class _Pass:
         config = getattr(self.subject.model, "config", None)
         return config_sha(config) if hasattr(config, "to_dict") else None
 
-    def raised(self, error: BaseException) -> dict[str, Any]:
+    def raised(self, error: BaseException) -> Raised:
         frames = traceback.extract_tb(error.__traceback__)
         own = [f for f in frames if not _is_library(f.filename)] or list(frames)
         last = own[-1] if own else None
-        return {
-            "type": "raised",
-            "error": type(error).__name__,
-            "message": " ".join(str(error).split())[:4000],
-            "compile": is_compile_failure(error) or is_checkpoint_failure(error),
-            "where": {"file": last.filename, "line": last.lineno, "function": last.name, "code": last.line}
+        return Raised(
+            error=type(error).__name__,
+            message=" ".join(str(error).split())[:4000],
+            compile=is_compile_failure(error) or is_checkpoint_failure(error),
+            where=Frame(file=last.filename, line=last.lineno, function=last.name, code=last.line)
             if last
             else None,
-            "step": self.step_index,
-        }
+            step=self.step_index,
+        )
 
     def result(self, recorder: Recorder) -> None:
         checked = None
@@ -319,30 +322,29 @@ class _Pass:
             except Exception as error:  # noqa: BLE001 - the user's own check is reported, never a source of causes
                 checked = {"raised": one_line(error)}
         self.send(
-            {
-                "type": "result",
-                "graphs": {fqn: sorted(ids) for fqn, ids in recorder.graphs.items()},
-                "fullgraph": self.watch.fullgraph,
-                "inherited": sorted(self.watch.inherited),
-                "calls": dict(self.watch.calls),
-                "late_hooks": self.watch.late_hooks,
-                "saved_tensor_hooks": list(self.watch.saved_hooks.values()),
-                "numerics": self.numerics(),
-                "undetermined": self.undetermined(),
-                "problems": recorder.problems,
-                "check": _jsonable(checked),
-                "peak_rss_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6,
-            }
+            Result(
+                graphs={fqn: tuple(sorted(ids)) for fqn, ids in recorder.graphs.items()},
+                fullgraph=dict(self.watch.fullgraph),
+                calls=dict(self.watch.calls),
+                late_hooks=tuple(self.watch.late_hooks),
+                saved_tensor_hooks=tuple(self.watch.saved_hooks.values()),
+                numerics=self.numerics(),
+                undetermined=self.undetermined(),
+                problems=tuple(recorder.problems),
+                check=_jsonable(checked),
+                peak_rss_gb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6,
+            )
         )
 
-    def undetermined(self) -> list[dict[str, Any]]:
+    def undetermined(self) -> tuple[Assumption, ...]:
         """What the verdict does not know: values that were assumed, and what an absent device would decide."""
-        notes = fastforward.undetermined() if self.prepared.weightless else []
+        made_up = fastforward.undetermined() if self.prepared.weightless else []
+        notes = [Assumption(meaning=note["meaning"], what=note["what"]) for note in made_up]
         if self.options.target is not None:
             from cftdiag.target import assumptions
 
-            notes += [{"meaning": text} for text in assumptions(self.options.target)]
-        return notes
+            notes += [Assumption(meaning=text) for text in assumptions(self.options.target)]
+        return tuple(notes)
 
     def numerics(self) -> dict[str, Any] | None:
         """Save the eager run (``reference``), or compare this one with it (``numerics``)."""
@@ -352,11 +354,12 @@ class _Pass:
             float(loss) if isinstance(loss, (int, float, torch.Tensor)) else None for loss in self.losses
         ]
         found = self.trace.named()
-        if "compare" not in self.task:
-            torch.save(found, self.task["save"])
+        if self.task.compare is None:
+            assert self.task.save is not None
+            torch.save(found, self.task.save)
             return None
         precision = numerics.precision_of(self.subject.model, self.subject.batches)
-        wrong = numerics.compare(torch.load(self.task["compare"]), found, precision)
+        wrong = numerics.compare(torch.load(self.task.compare), found, precision)
         if self.mode == "numerics" and not wrong:
             seen = set()
             for call in self.watch.first_calls.values():

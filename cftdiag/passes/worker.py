@@ -1,7 +1,13 @@
-"""The interpreter that forks a child for every pass: ``python -m cftdiag.passes.worker CONTROL_FD``."""
+"""The interpreter that forks a child for every task: ``python -m cftdiag.passes.worker CONTROL_FD ENTRY
+MODULE...``.
+
+``ENTRY`` is ``module:function`` of what a child runs; the modules are imported before any fork, so that no
+child has to.
+"""
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 
@@ -11,14 +17,14 @@ def main() -> None:
 
     die_with_parent()
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    # imported here, before any fork, and never used here: children start with it done
+    control, entry, *modules = sys.argv[1:]
+    for name in modules:
+        importlib.import_module(name)
     import torch
-    import transformers  # noqa: F401
 
     torch.set_num_threads(1)
-    from cftdiag.passes.run_pass import run_task
-
-    serve(int(sys.argv[1]), run_task)
+    module, _, function = entry.partition(":")
+    serve(int(control), getattr(importlib.import_module(module), function))
 
 
 if __name__ == "__main__":

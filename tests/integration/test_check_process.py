@@ -13,12 +13,21 @@ import time
 
 import pytest
 
+from cftdiag.options import CheckOptions
 from cftdiag.passes.launch import LiveFork, Pass
+from cftdiag.passes.messages import Done, PassTask, ProgressEvent, Refused
+from cftdiag.subject import Recipe
+
+TASK = PassTask(mode="auto", recipe=Recipe(type="live", name="m"), options=CheckOptions())
+
+
+def said(number: int = 0) -> ProgressEvent:
+    return ProgressEvent(phase="step", step=number)
 
 
 def messages(run, timeout=20.0):
-    running = Pass(LiveFork(run), {}, timeout)
-    return running, [m for m in running if m["type"] != "done"]
+    running = Pass(LiveFork(run), TASK, timeout)
+    return running, [m for m in running if not isinstance(m, Done)]
 
 
 def alive(pid: int) -> bool:
@@ -38,45 +47,45 @@ def gone(pid: int) -> bool:
 
 
 def test_a_pass_that_ends_is_ok():
-    running, told = messages(lambda task, send: send({"type": "a", "n": 1}))
-    assert running.outcome == "ok" and told == [{"type": "a", "n": 1}]
+    running, told = messages(lambda task, send: send(said(1)))
+    assert running.outcome == "ok" and told == [said(1)]
 
 
 def test_a_timeout_keeps_what_was_said_and_stops_the_child():
     def run(task, send):
-        send({"type": "pid", "pid": os.getpid()})
+        send(said(os.getpid()))
         time.sleep(60)
 
     running, told = messages(run, timeout=1.0)
     assert running.outcome == "timeout" and "1 s" in running.detail
-    assert gone(told[0]["pid"])
+    assert gone(told[0].step)
 
 
 @pytest.mark.parametrize(
-    "how, said",
+    "how, reason",
     [
         (lambda: os.kill(os.getpid(), signal.SIGSEGV), "SIGSEGV"),
         (lambda: os.kill(os.getpid(), signal.SIGKILL), "out of memory"),
         (lambda: (_ for _ in ()).throw(RuntimeError("the model broke")), "the model broke"),
     ],
 )
-def test_a_crash_keeps_what_was_said_and_names_its_reason(how, said):
+def test_a_crash_keeps_what_was_said_and_names_its_reason(how, reason):
     def run(task, send):
-        send({"type": "a"})
+        send(said())
         how()
 
     running, told = messages(run)
-    assert running.outcome == "crash" and told == [{"type": "a"}]
-    assert said in running.detail
+    assert running.outcome == "crash" and told == [said()]
+    assert reason in running.detail
 
 
 def test_processes_started_by_a_pass_do_not_outlive_it():
     def run(task, send):
         worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-        send({"type": "worker", "pid": worker.pid})
+        send(said(worker.pid))
 
     running, told = messages(run)
-    assert running.outcome == "ok" and gone(told[0]["pid"])
+    assert running.outcome == "ok" and gone(told[0].step)
 
 
 def test_output_of_a_pass_does_not_reach_the_caller(capfd):
@@ -87,11 +96,11 @@ def test_output_of_a_pass_does_not_reach_the_caller(capfd):
 
 def test_leaving_early_stops_the_child():
     def run(task, send):
-        send({"type": "pid", "pid": os.getpid()})
+        send(said(os.getpid()))
         time.sleep(60)
 
-    stream = iter(Pass(LiveFork(run), {}, 60.0))
-    pid = next(stream)["pid"]
+    stream = iter(Pass(LiveFork(run), TASK, 60.0))
+    pid = next(stream).step
     stream.close()
     assert gone(pid)
 
@@ -100,17 +109,16 @@ def test_a_server_goes_on_after_a_pass_that_was_left_early(tmp_path):
     """A refused input ends the reading of a pass before its end; the next pass must not be given the last
     one's answers.
     """
-    from cftdiag.options import CheckOptions
     from cftdiag.passes.launch import ForkServer
 
     (tmp_path / "bad.py").write_text("def build():\n    return None\n")
-    recipe = {"type": "file", "name": "bad.py:build", "path": str(tmp_path / "bad.py"), "attr": "build"}
-    task = {"mode": "auto", "recipe": recipe, "options": CheckOptions(model="x").to_dict()}
+    recipe = Recipe(type="file", name="bad.py:build", path=str(tmp_path / "bad.py"))
+    task = PassTask(mode="auto", recipe=recipe, options=CheckOptions(model="x"))
     server = ForkServer()
     try:
         for _ in range(3):
             stream = iter(Pass(server, task, 120.0))
-            while next(stream)["type"] != "input_error":
+            while not isinstance(next(stream), Refused):
                 pass
             stream.close()
     finally:
@@ -119,14 +127,14 @@ def test_a_server_goes_on_after_a_pass_that_was_left_early(tmp_path):
 
 SERVER = """
 import sys
-from cftdiag.check.driver import Driver
 from cftdiag.options import CheckOptions
 from cftdiag.passes.launch import ForkServer, Pass
+from cftdiag.passes.messages import PassTask
+from cftdiag.subject import Recipe
 server = ForkServer()
 print("server", server._process.pid, flush=True)
-options = CheckOptions(model="x").to_dict()
-recipe = {"type": "file", "name": "slow", "path": sys.argv[1], "attr": "build"}
-for message in Pass(server, {"mode": "auto", "recipe": recipe, "options": options}, 120):
+recipe = Recipe(type="file", name="slow", path=sys.argv[1])
+for message in Pass(server, PassTask(mode="auto", recipe=recipe, options=CheckOptions(model="x")), 120):
     print(message, flush=True)
 """
 

@@ -105,12 +105,14 @@ import json, sys
 import torch
 from cftdiag.options import CheckOptions
 from cftdiag.subject import resolve
-from cftdiag.kernels.describe import Request, describe
+from cftdiag.kernels.describe import describe
+from cftdiag.passes.messages import KernelsTask
 
 for key, settings in json.load(sys.stdin):
     torch._dynamo.reset()
-    recipe = resolve(f"cftdiag/diagnose/examples/{key}.py:build")
-    report = describe(recipe, CheckOptions(model=recipe["name"], torch_config=settings), Request(target="h200"))
+    recipe = resolve(f"cftdiag/diagnose/causes/examples/{key}.py:build")
+    options = CheckOptions(model=recipe.name, torch_config=settings)
+    report = describe(KernelsTask(recipe=recipe, options=options, target="h200"))
     print(json.dumps([key, bool(settings), report["findings"]]))
 """
 

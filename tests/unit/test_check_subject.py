@@ -7,7 +7,7 @@ import json
 import pytest
 
 from cftdiag.errors import InputError
-from cftdiag.subject import Subject, as_subject, resolve
+from cftdiag.subject import Recipe, Subject, as_subject, resolve
 
 
 class Model:
@@ -16,8 +16,8 @@ class Model:
 
 
 def test_catalogue_name_in_any_case():
-    assert resolve("qwen3-4b")["name"] == "Qwen3-4B"
-    assert resolve("Qwen/Qwen3-4B")["type"] == "config"
+    assert resolve("qwen3-4b").name == "Qwen3-4B"
+    assert resolve("Qwen/Qwen3-4B").type == "config"
 
 
 def test_a_directory_and_its_config(tmp_path):
@@ -25,18 +25,18 @@ def test_a_directory_and_its_config(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config))
     for given in (tmp_path, tmp_path / "config.json"):
         recipe = resolve(str(given))
-        assert (recipe["type"], recipe["config"], recipe["name"]) == ("config", config, tmp_path.name)
+        assert (recipe.type, recipe.config, recipe.name) == ("config", config, tmp_path.name)
 
 
 def test_a_builder(tmp_path):
     (tmp_path / "mine.py").write_text("def make(): pass")
     recipe = resolve(f"{tmp_path}/mine.py:make")
-    assert (recipe["type"], recipe["attr"]) == ("file", "make")
-    assert resolve(f"{tmp_path}/mine.py")["attr"] == "build"
+    assert (recipe.type, recipe.attr) == ("file", "make")
+    assert resolve(f"{tmp_path}/mine.py").attr == "build"
 
 
 def test_a_hub_id_is_left_to_the_hub():
-    assert resolve("somebody/their-model") == {"type": "hub", "name": "somebody/their-model"}
+    assert resolve("somebody/their-model") == Recipe(type="hub", name="somebody/their-model")
 
 
 @pytest.mark.parametrize(

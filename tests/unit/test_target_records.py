@@ -8,7 +8,6 @@ import pytest
 from cftdiag.findings import Where
 from cftdiag.kernels import render
 from cftdiag.kernels.code_findings import code_findings
-from cftdiag.kernels.job import _error
 from cftdiag.kernels.regime_changes import body, changes
 from cftdiag.target.records import Extern, Kernel, Lowered, Split
 from cftdiag.target.sass import Usage
@@ -158,15 +157,3 @@ def test_the_table_says_what_a_kernel_moves_and_needs():
         "2",
     ]
     assert "forward 0/0  s0=512, 2 MB of buffers at the peak" in text
-
-
-def test_a_child_that_died_is_told_by_its_exception_not_by_torchs_advice():
-    log = """Traceback (most recent call last):
-  File "x.py", line 1, in f
-torch._dynamo.exc.BackendCompilerFailed: backend='compile_graph' raised:
-RuntimeError: Found no NVIDIA driver on your system.
-
-Set TORCHDYNAMO_VERBOSE=1 for the internal stack trace
-"""
-    assert _error(log) == "RuntimeError: Found no NVIDIA driver on your system."
-    assert _error("Segmentation fault\n\n") == "Segmentation fault" and _error("") == ""

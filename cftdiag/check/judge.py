@@ -1,0 +1,174 @@
+"""From what passes observed to findings: the context of a diagnosis, and the diagnosis itself. Pure and
+torch-free.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cftdiag.check import data_forecast
+from cftdiag.check.data_forecast import Swept
+from cftdiag.check.proofs import Outcome
+from cftdiag.check.runner import BuiltPass, PassResult
+from cftdiag.diagnose import Block, Context, diagnose
+from cftdiag.events import Event
+from cftdiag.findings import Finding
+from cftdiag.options import CheckOptions
+
+UNEVEN = "met when one expert is idle and one gets a single token"
+
+
+def make_context(
+    main: BuiltPass,
+    options: CheckOptions,
+    *,
+    whole: PassResult | None = None,
+    numerics: Mapping[str, Any] | None = None,
+    captures_all: bool = False,
+) -> Context:
+    """What the diagnosis knows beside the events of ``main``. ``captures_all``: no fullgraph pass was needed
+    to know that every block is captured whole.
+    """
+    program = main.program
+    captured: dict[str, bool | None] = dict.fromkeys((b.fqn for b in program.blocks), captures_all or None)
+    if whole is not None and whole.result is not None:
+        captured |= whole.result.fullgraph
+    return Context(
+        blocks=tuple(
+            Block(fqn=b.fqn, cls=b.cls, kind=b.kind or b.cls, index=b.index) for b in program.blocks
+        ),
+        lengths=tuple(s.length for s in program.steps),
+        batch_sizes=tuple(s.batch_size for s in program.steps),
+        graphs=None if options.compile_scope == "none" else _graph_counts(main),
+        ran=main.graphs,
+        fullgraph=captured,
+        fullgraph_breaks=tuple(e for e in whole.events if e.kind in ("graph_break", "error"))
+        if whole is not None and whole is not main
+        else (),
+        wrap=program.wrap,
+        ac=options.ac,
+        scope=options.compile_scope,
+        depth=program.depth,
+        limit=program.limit or Context.limit,
+        compile_kwargs=program.compile_kwargs,
+        probes=_probes(main, options, numerics),
+    )
+
+
+def _probes(main: BuiltPass, options: CheckOptions, numerics: Mapping[str, Any] | None) -> dict[str, Any]:
+    program, result = main.program, main.result
+    probes: dict[str, Any] = {
+        "late_hooks": [] if result is None else list(result.late_hooks),
+        "saved_tensor_hooks": [] if result is None else list(result.saved_tensor_hooks),
+        "main_thread_limit": program.limit,
+    }
+    if options.compile_scope != "none":
+        probes["calls"] = dict(main.calls)
+    if numerics is not None:
+        probes["numerics"] = numerics
+    if main.raised is not None:
+        probes["captured_error"] = {"type": main.raised.error, "message": main.raised.message}
+    if main.ended and not program.wrap and options.compile_scope in ("block", "block+loss"):
+        never = [b.fqn for b in program.blocks if not main.calls.get(b.fqn)]
+        if never:
+            probes["never_run"] = never
+    last = main.last
+    if main.outcome == "timeout" and last is not None and last.phase == "step":
+        probes["timeout"] = {"seconds": options.timeout, "phase": last.phase, "step": last.step}
+    return probes
+
+
+def _graph_counts(main: BuiltPass) -> dict[str, int] | None:
+    """Graphs by block, zero for a block that was called and ran none; None where a subject's own backends
+    could not be counted.
+    """
+    if main.result is None or (main.program.wrap and not main.graphs):
+        return None
+    return {fqn: len(main.graphs.get(fqn, ())) for fqn in [*main.calls, *main.graphs]}
+
+
+def judge(main: PassResult, breaks: PassResult | None, context: Context) -> Outcome:
+    """Findings of a main pass, with the breaks that another pass met."""
+    events = list(main.events)
+    if breaks is not None and breaks is not main:
+        events += [e for e in breaks.events if e.kind == "graph_break"]
+    events += raised_events(main)
+    return Outcome(
+        findings=tuple(diagnose(events, context)),
+        compiles=sum(is_compile(e) for e in main.events),
+        ended=main.ended,
+    )
+
+
+def only_uneven(findings: Sequence[Finding], known: Sequence[Finding]) -> tuple[Finding, ...]:
+    """Findings of the pass with uneven routing that the balanced one did not have."""
+    seen = {(f.kind, f.cause, f.where) for f in known}
+    return tuple(
+        dataclasses.replace(f, evidence=(UNEVEN, *f.evidence))
+        for f in findings
+        if (f.kind, f.cause, f.where) not in seen
+    )
+
+
+def judge_sweep(before: Outcome, swept: Swept, context: Context) -> Outcome:
+    """Recompiles of the data in place of those of the first lengths; breaks and errors stay."""
+    events = [e for e in swept.events if e.kind != "graph_break"]
+    lengths, sizes = data_forecast.by_step(events, swept.lead)
+    at_data = dataclasses.replace(
+        context, lengths=lengths, batch_sizes=sizes, probes={}, graphs=None, fullgraph_breaks=()
+    )
+    found = [f for f in diagnose(events, at_data) if f.kind in ("recompile", "limit_hit")]
+    kept = [f for f in before.findings if f.kind not in ("recompile", "limit_hit")]
+    return dataclasses.replace(before, findings=(*kept, *found), compiles=len(swept.lead["compiles"]))
+
+
+def recompile_causes(events: Sequence[Event], context: Context) -> dict[str, str]:
+    """Compile id -> cause, for every recompile."""
+    # each with what came before it, which tells a change in time from a difference between blocks; facts
+    # that are not events stay out
+    alone = dataclasses.replace(context, probes={}, graphs=None, fullgraph_breaks=())
+    causes: dict[str, str] = {}
+    met: Counter[str] = Counter()
+    for i, event in enumerate(events):
+        if event.kind == "recompile" and event.compile_id is not None:
+            now: Counter[str] = Counter()
+            for finding in diagnose(events[: i + 1], alone):
+                if finding.kind == "recompile":
+                    now[finding.cause] += finding.count
+            more = now - met
+            if more:
+                causes[event.compile_id] = next(iter(more))
+            met = now
+    return causes
+
+
+def is_compile(event: Event) -> bool:
+    """True for a graph of a forward region that came out."""
+    return event.kind == "compile" and event.detail.get("status") == "ok" and event.region != "backward"
+
+
+def raised_events(result: PassResult) -> list[Event]:
+    """An exception that left the step is an event too, unless the recorder has already told it."""
+    raised = result.raised
+    if raised is None or any(
+        e.kind == "error" and e.detail.get("type") == raised.error for e in result.events
+    ):
+        return []
+    return [
+        Event(
+            kind="error",
+            time=time.time(),
+            step=raised.step,
+            stack=() if raised.where is None else (raised.where,),
+            detail={
+                "type": raised.error,
+                "message": raised.message,
+                "phase": "step",
+                "fullgraph": result.mode == "fullgraph",
+            },
+        )
+    ]

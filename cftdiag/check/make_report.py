@@ -1,0 +1,198 @@
+"""From passes and findings to the report of a check. Torch-free."""
+
+from __future__ import annotations
+
+import dataclasses
+import platform
+import time
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from importlib import metadata
+from typing import Any
+
+from cftdiag.check import data_forecast
+from cftdiag.check.data_forecast import Swept
+from cftdiag.check.judge import is_compile, recompile_causes
+from cftdiag.check.report import BlockResult, CheckReport
+from cftdiag.check.runner import BuiltPass, PassResult
+from cftdiag.check.strategy import Chosen
+from cftdiag.diagnose import Context
+from cftdiag.findings import Finding, verdict
+from cftdiag.forecast.lengths import Data
+from cftdiag.options import CheckOptions
+from cftdiag.subject import Recipe
+
+PACKAGES = ("torch", "transformers", "triton", "cftdiag")
+
+
+def make_report(
+    chosen: Chosen,
+    findings: tuple[Finding, ...],
+    context: Context,
+    *,
+    recipe: Recipe,
+    options: CheckOptions,
+    timing: Mapping[str, Any],
+    notes: Sequence[str] = (),
+) -> CheckReport:
+    """The report of a check. ``context`` is the one that ``findings`` were made in."""
+    main = chosen.main
+    outcome = verdict(findings)
+    if main.outcome != "ok" and outcome != "not_viable":
+        outcome = "error"
+    rows = _compiles(main, context)
+    undetermined = [] if main.outcome == "ok" else [f"the {main.mode} pass did not end: {main.detail}"]
+    if main.result is not None:
+        undetermined += [note.meaning for note in main.result.undetermined]
+    return CheckReport(
+        verdict=outcome,
+        subject=_subject(main, recipe, options),
+        depth=main.program.depth,
+        target=options.target,
+        environment=environment(),
+        blocks=_blocks(main, findings, context),
+        findings=findings,
+        compiles=tuple(rows),
+        forecast=_forecast(rows, main),
+        timing=timing,
+        undetermined=tuple(dict.fromkeys([*undetermined, *notes])),
+        check=None if main.result is None else main.result.check,
+    )
+
+
+def with_forecast(
+    report: CheckReport,
+    data: Data,
+    swept: Swept,
+    main: BuiltPass,
+    context: Context,
+    options: CheckOptions,
+) -> CheckReport:
+    """The report with the data's forecast, regime map and plan."""
+    program = main.program
+    lengths, sizes = data_forecast.by_step(swept.events, swept.lead)
+    at_data = dataclasses.replace(context, lengths=lengths, batch_sizes=sizes)
+    causes = recompile_causes(swept.events, at_data)
+    forecast = data_forecast.forecast(data, swept.cold, swept.warmed, causes, program.depth)
+    fingerprint = {
+        "torch": report.environment["torch"],
+        "transformers": report.environment["transformers"],
+        "config_sha": program.config_sha,
+        "attn": report.subject["attn"],
+        "dtype": report.subject["dtype"],
+        "method": options.method,
+        "ac": options.ac,
+        "scope": options.compile_scope,
+        "world_size": options.world_size,
+        "compile_kwargs": program.compile_kwargs,
+        "target": options.target,
+        "depth": program.depth,
+    }
+    plan = data_forecast.plan(fingerprint, forecast, report.findings, options)
+    # other lengths can ask for other assumptions, such as another attention kernel
+    undetermined = tuple(dict.fromkeys((*report.undetermined, *swept.assumed)))
+    return dataclasses.replace(report, forecast=forecast, plan=plan, undetermined=undetermined)
+
+
+def timing(passes: Sequence[PassResult], skipped: Mapping[str, str], started: float) -> dict[str, Any]:
+    """Seconds and memory of every pass, and why others were spared. ``started`` is of the monotonic clock."""
+    rows: list[dict[str, Any]] = [
+        {
+            "mode": p.mode,
+            "seconds": round(p.seconds, 2),
+            "outcome": p.outcome,
+            "peak_rss_gb": round(0.0 if p.result is None else p.result.peak_rss_gb, 3) or None,
+            "steps": [round(s.seconds, 3) for s in p.steps],
+        }
+        for p in passes
+    ]
+    peaks = [row["peak_rss_gb"] for row in rows if row["peak_rss_gb"]]
+    rows += [{"mode": mode, "skipped": reason} for mode, reason in skipped.items()]
+    return {
+        "wall_s": round(time.monotonic() - started, 2),
+        "passes": rows,
+        "peak_rss_gb": max(peaks, default=None),
+    }
+
+
+def environment() -> dict[str, Any]:
+    """Versions of what decides a verdict. Reads package metadata, imports nothing."""
+    versions: dict[str, Any] = {"python": platform.python_version(), "platform": platform.platform()}
+    for name in PACKAGES:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            versions[name] = None
+    return versions
+
+
+def _subject(main: BuiltPass, recipe: Recipe, options: CheckOptions) -> dict[str, Any]:
+    program = main.program
+    o = options.for_config() if recipe.from_config else options
+    return {
+        "name": recipe.name,
+        "type": recipe.type,
+        "model_class": program.model_class,
+        "model_type": program.model_type,
+        "parameters": program.parameters,
+        "weights": "none" if program.weightless else "real",
+        "attn": o.attn,
+        "dtype": o.dtype,
+        "lengths": [s.length for s in program.steps],
+        "batch_size": o.batch_size,
+        "layers": o.layers,
+        "ac": o.ac,
+        "world_size": o.world_size,
+        "compile_scope": o.compile_scope,
+        "compile_kwargs": dict(program.compile_kwargs),
+        "packed": o.packed,
+        "method": o.method,
+    }
+
+
+def _blocks(main: BuiltPass, findings: Sequence[Finding], context: Context) -> tuple[BlockResult, ...]:
+    recompiled = [e.block for e in main.events if e.kind == "recompile"]
+    broken = [pattern for f in findings if f.kind == "graph_break" for pattern in f.blocks]
+    return tuple(
+        BlockResult(
+            fqn=b.fqn,
+            cls=b.cls,
+            kind=b.kind,
+            graphs=len(main.graphs.get(b.fqn, ())),
+            graph_breaks=sum(pattern == b.fqn or fnmatchcase(b.fqn, pattern) for pattern in broken),
+            recompiles=recompiled.count(b.fqn),
+            fullgraph=context.fullgraph.get(b.fqn),
+        )
+        for b in context.blocks
+    )
+
+
+def _compiles(main: BuiltPass, context: Context) -> list[dict[str, Any]]:
+    lengths = {s.step: s.length for s in main.program.steps}
+    causes = recompile_causes(main.events, context)
+    return [
+        {
+            "compile_id": e.compile_id,
+            "block": e.block,
+            "step": e.step,
+            "length": lengths.get(e.step),
+            "seconds": round(float(e.seconds.get("total", sum(e.seconds.values()))), 3),
+            "cause": causes.get(e.compile_id or ""),
+        }
+        for e in main.events
+        if is_compile(e)
+    ]
+
+
+def _forecast(rows: Sequence[Mapping[str, Any]], main: BuiltPass) -> dict[str, Any]:
+    """What the batches of the check cost, in their order: the first compile of each region is not a
+    recompile.
+    """
+    return {
+        "compiles": len(rows),
+        "recompiles": sum(e.kind == "recompile" for e in main.events),
+        "limit_hit": main.has("limit_hit"),
+        "steps": [{"step": c["step"], "length": c["length"], "cause": c["cause"]} for c in rows],
+        "seconds": round(sum(c["seconds"] for c in rows), 3),
+        "note": "without Inductor's guards" if main.program.depth in ("trace", "joint") else None,
+    }

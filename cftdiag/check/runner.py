@@ -1,0 +1,184 @@
+"""Running passes: each in a child process, its messages gathered into one result. Torch-free."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from cftdiag.errors import EnvironmentUnfit, InputError
+from cftdiag.events import Event
+from cftdiag.options import CheckOptions
+from cftdiag.passes.launch import Entry, Launcher, Pass
+from cftdiag.passes.messages import (
+    Forecast,
+    Message,
+    Observed,
+    PassTask,
+    Program,
+    ProgressEvent,
+    Raised,
+    Refused,
+    Result,
+    StepDone,
+    SweepTask,
+    Unfit,
+)
+from cftdiag.subject import Recipe
+
+Progress = Callable[[ProgressEvent], None]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PassResult:
+    """Everything one pass reported. ``outcome`` is ``ok``, ``timeout`` or ``crash``; ``detail`` says why."""
+
+    mode: str
+    events: tuple[Event, ...] = ()
+    steps: tuple[StepDone, ...] = ()
+    result: Result | None = None
+    raised: Raised | None = None
+    swept: Mapping[str, Any] | None = None
+    last: ProgressEvent | None = None
+    outcome: str = "crash"
+    detail: str = ""
+    seconds: float = 0.0
+
+    @property
+    def ended(self) -> bool:
+        """True when every step ran to its end."""
+        return self.outcome == "ok" and self.raised is None
+
+    @property
+    def whole(self) -> bool:
+        """True when the pass ran to its end and every block it called was captured whole."""
+        captured = {} if self.result is None else self.result.fullgraph
+        return self.ended and bool(captured) and all(captured.values())
+
+    @property
+    def calls(self) -> Mapping[str, int]:
+        """Block -> how often its compiled code was called."""
+        return {} if self.result is None else self.result.calls
+
+    @property
+    def graphs(self) -> Mapping[str, tuple[str, ...]]:
+        """Block -> compile ids of the graphs that it ran."""
+        return {} if self.result is None else self.result.graphs
+
+    @property
+    def unbacked(self) -> bool:
+        """True when a size or a number was read from a tensor inside a graph."""
+        return any(e.kind == "compile" and e.detail.get("unbacked") for e in self.events)
+
+    def has(self, kind: str) -> bool:
+        return any(e.kind == kind for e in self.events)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BuiltPass(PassResult):
+    """A pass that built its subject and said what it compiles."""
+
+    program: Program
+
+
+def gather(mode: str, messages: Iterable[Message], progress: Progress = lambda event: None) -> PassResult:
+    """The result of a pass from its messages, its outcome still open.
+
+    Raises :class:`InputError` and :class:`EnvironmentUnfit` as the pass says.
+    """
+    events: list[Event] = []
+    steps: list[StepDone] = []
+    program: Program | None = None
+    fields: dict[str, Any] = {}
+    for message in messages:
+        match message:
+            case Observed():
+                events.append(message.event)
+            case ProgressEvent():
+                fields["last"] = message
+                progress(message)
+            case Program():
+                program, mode = message, message.mode
+            case StepDone():
+                steps.append(message)
+            case Result():
+                fields["result"] = message
+            case Forecast():
+                fields["swept"] = message.swept
+            case Raised():
+                fields["raised"] = message
+            case Refused():
+                raise InputError(message.message)
+            case Unfit():
+                raise EnvironmentUnfit(message.message)
+    fields |= {"mode": mode, "events": tuple(events), "steps": tuple(steps)}
+    return PassResult(**fields) if program is None else BuiltPass(program=program, **fields)
+
+
+class Runner:
+    """Runs the passes of one check, and keeps what each gave.
+
+    ``launcher`` starts children; without one, ``in_process`` runs a pass here.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        launcher: Launcher | None,
+        progress: Progress | None = None,
+        in_process: Entry | None = None,
+    ) -> None:
+        self.recipe, self.launcher, self._in_process = recipe, launcher, in_process
+        self.progress: Progress = progress or (lambda event: None)
+        self.passes: list[PassResult] = []
+        self.started = time.monotonic()
+
+    @property
+    def forks(self) -> bool:
+        """True when passes start virgin, so that several can be held against one another."""
+        return self.launcher is not None
+
+    def run(
+        self,
+        mode: str,
+        options: CheckOptions,
+        *,
+        fullgraph: bool = False,
+        sweep: SweepTask | None = None,
+        save: str | None = None,
+        compare: str | None = None,
+    ) -> PassResult:
+        """Run one pass to its end; what it sent is kept whatever became of it."""
+        task = PassTask(
+            mode=mode,
+            recipe=self.recipe,
+            options=options,
+            fullgraph=fullgraph,
+            sweep=sweep,
+            save=save,
+            compare=compare,
+        )
+        self.progress(ProgressEvent(phase="start", mode=mode))
+        if self.launcher is None:
+            assert self._in_process is not None
+            started, sent = time.monotonic(), list[Message]()
+
+            def send(message: Message) -> None:
+                sent.append(message)
+                if isinstance(message, ProgressEvent):
+                    self.progress(message)
+
+            self._in_process(task, send)
+            done = dataclasses.replace(gather(mode, sent), outcome="ok", seconds=time.monotonic() - started)
+        else:
+            running = Pass(self.launcher, task, options.timeout)
+            # a refused input stops the child at once, not when Python gets to it
+            with contextlib.closing(iter(running)) as messages:
+                gathered = gather(mode, messages, self.progress)
+            done = dataclasses.replace(
+                gathered, outcome=running.outcome, detail=running.detail, seconds=running.seconds
+            )
+        self.passes.append(done)
+        return done

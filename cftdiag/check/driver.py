@@ -114,8 +114,8 @@ class _Check:
         self.runner, self.notes = runner, notes
         self.skipped: dict[str, str] = {}
 
-    def run(self, asked: CheckOptions, data: Data | None) -> CheckReport:
-        first, options = self.first_pass(asked)
+    def run(self, options: CheckOptions, data: Data | None) -> CheckReport:
+        first = self.first_pass(options)
         chosen = strategy.choose(first, self.second_pass(first, options))
         main = chosen.main
         context = make_context(
@@ -149,29 +149,20 @@ class _Check:
             return report
         return with_forecast(report, data, swept, main, make_context(main, options), options)
 
-    def first_pass(self, asked: CheckOptions) -> tuple[BuiltPass, CheckOptions]:
-        """The subject compiled as it asks, over the stack of blocks that its step calls, and the options that
-        name that stack.
-        """
-        longest = self.runner.run("auto", asked)
-        first, options, untouched = longest, asked, []
-        for stack in strategy.other_stacks(longest, asked):
-            untouched.append(stack)
-            named = dataclasses.replace(asked, blocks=(stack,))
-            other = self.runner.run("auto", named)
-            if any(other.calls.values()):
-                assert isinstance(longest, BuiltPass)
-                skipped = ", ".join([*longest.program.stacks[:1], *untouched[:-1]])
-                self.notes.append(
-                    f"the training step calls no block of {skipped}, so {stack} was checked; --blocks names others"
-                )
-                first, options = other, named
-                break
+    def first_pass(self, options: CheckOptions) -> BuiltPass:
+        """The subject compiled as it asks."""
+        first = self.runner.run("auto", options)
         if self.runner.forks and strategy.needs_eager(first):
             failure = strategy.own_failure(first, self.runner.run("eager", options))
             if failure is not None:
                 raise failure
-        return strategy.built(first, options.timeout), options
+        built = strategy.built(first, options.timeout)
+        if built.program.untouched:
+            self.notes.append(
+                f"the training step calls no block of {', '.join(built.program.untouched)}, so these were "
+                "left out; --blocks names what to check"
+            )
+        return built
 
     def second_pass(self, first: BuiltPass, options: CheckOptions) -> PassResult | None:
         """The other way of compiling, where it can differ from the first."""

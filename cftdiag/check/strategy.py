@@ -36,20 +36,6 @@ def built(first: PassResult, timeout: float) -> BuiltPass:
     raise EnvironmentUnfit(f"the process that builds the model ended: {first.detail or 'no reason given'}")
 
 
-def other_stacks(first: PassResult, options: CheckOptions) -> tuple[str, ...]:
-    """Globs of further stacks of blocks to try, where the step called no block of the longest one."""
-    by_default = (
-        isinstance(first, BuiltPass)
-        and not options.blocks
-        and options.compile_scope == "block"
-        and not first.program.wrap
-    )
-    if not by_default or not first.ended or any(first.calls.values()):
-        return ()
-    assert isinstance(first, BuiltPass)
-    return first.program.stacks[1:]
-
-
 def needs_eager(first: PassResult) -> bool:
     """True when only a run without compiling tells whose fault a failure is."""
     return first.raised is not None and not first.raised.compile

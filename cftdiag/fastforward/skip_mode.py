@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from cftdiag.capture.untraced import leave_our_frames_alone
 from cftdiag.fastforward import collectives, host_reads
 from cftdiag.fastforward.provenance import SKIPPED
 from cftdiag.fastforward.rules import allocate, evaluate, level_of
@@ -35,6 +36,7 @@ class SkipMode(TorchDispatchMode):
         return True
 
     def __enter__(self) -> SkipMode:
+        leave_our_frames_alone()
         host_reads.declare()
         return super().__enter__()
 

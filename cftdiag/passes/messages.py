@@ -108,7 +108,7 @@ class StepShape:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Program:
-    """What the pass built and compiles; sent once, before the first step."""
+    """What the pass built and compiles; sent before the first step, and again when untouched stacks left."""
 
     mode: str
     depth: str
@@ -122,8 +122,8 @@ class Program:
     """The subject compiles itself."""
     blocks: tuple[ProgramBlock, ...]
     steps: tuple[StepShape, ...]
-    stacks: tuple[str, ...]
-    """Globs of the model's stacks of blocks, the longest first."""
+    untouched: tuple[str, ...]
+    """Globs of stacks that nobody named and the training step never calls; their blocks are left out."""
     limit: int | None
     """``recompile_limit`` as the main thread sees it."""
     config_sha: str | None

@@ -52,6 +52,8 @@ from cftdiag.recipe import DepthNotReached, block_groups, stacks, strip_wrappers
 from cftdiag.subject import Subject
 
 SEED = 0
+#: Scopes that compile the blocks one by one.
+BY_BLOCK = ("block", "block+loss")
 #: Errors of a full disk or a closed pipe, which say nothing about the model.
 _MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EPIPE)
 
@@ -95,6 +97,8 @@ class _Pass:
         self.watch.marks = {"mark_dynamic": options.mark_dynamic, "mark_unbacked": options.mark_unbacked}
         self.kinds: dict[str, str] = {}
         self.losses: list[Any] = []
+        self.untouched: list[str] = []
+        """Stacks taken by default that the training step never calls."""
         self.skip: Any = fastforward.SkipMode if self.prepared.weightless else contextlib.nullcontext
 
     def progress(self, phase: str, *, step: int = 0, of: int = 0, length: int | None = None) -> None:
@@ -118,6 +122,7 @@ class _Pass:
                     self.sweep(self.task.sweep, recorder)
                 else:
                     self.steps(recorder)
+                self.leave_out_untouched_stacks()
                 self.result(recorder)
         finally:
             self.watch.undo()
@@ -156,6 +161,8 @@ class _Pass:
         self.model_to_run, self.program, self.depth = model, None, "run"
         own = (subject.blocks,) if isinstance(subject.blocks, str) else tuple(subject.blocks or ())
         wanted = own or options.blocks
+        self.named = bool(wanted)
+        self.stacks = {} if self.named else stacks(model)
         if subject.wrap is not None:
             wrapped = subject.wrap(model)
             self.model_to_run = model if wrapped is None else wrapped
@@ -286,7 +293,7 @@ class _Pass:
                     StepShape(step=i + 1, batch_size=b, length=n)
                     for i, (b, n) in enumerate(self.prepared.shapes)
                 ),
-                stacks=tuple(strip_wrappers(f"{fqn}.*") for fqn, _ in stacks(model) if fqn),
+                untouched=tuple(self.untouched),
                 limit=self.limit,
                 config_sha=self.config_sha(),
                 build_seconds=self.build_seconds,
@@ -313,6 +320,22 @@ class _Pass:
             else None,
             step=self.step_index,
         )
+
+    def leave_out_untouched_stacks(self) -> None:
+        """Nobody named the stacks: one that the training step never calls is not part of what it trains.
+
+        Where it calls none at all they stay, as blocks that were to be compiled and never ran.
+        """
+        if self.named or self.subject.wrap is not None or self.options.compile_scope not in BY_BLOCK:
+            return
+        found = {name: [strip_wrappers(fqn) for fqn, _ in blocks] for name, blocks in self.stacks.items()}
+        called = {name for name, fqns in found.items() if any(self.watch.calls[fqn] for fqn in fqns)}
+        if not called or len(called) == len(found):
+            return
+        self.untouched = sorted(f"{name}.*" for name in found if name not in called)
+        gone = {fqn for name, fqns in found.items() if name not in called for fqn in fqns}
+        self.blocks = [(fqn, block) for fqn, block in self.blocks if fqn not in gone]
+        self.describe()
 
     def result(self, recorder: Recorder) -> None:
         checked = None

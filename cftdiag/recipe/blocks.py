@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from cftdiag.recipe.stacks import stacks
+
 _WRAPPERS = re.compile(
     r"(?:^|\.)(?:_orig_mod|_checkpoint_wrapped_module|_fsdp_wrapped_module|module(?=\._))(?=\.|$)"
 )
@@ -54,9 +56,8 @@ def strip_wrappers(fqn: str) -> str:
 def find_blocks(model: torch.nn.Module, globs: Sequence[str] | None = None) -> Blocks:
     """The blocks of a model as (name without wrappers, module), in model order.
 
-    By default the children of the outermost ``ModuleList`` with the most children (the first on a tie); with
-    ``globs`` every module whose name matches one (``*`` does not cross a dot), so that several stacks can be
-    named. ``ValueError`` when nothing is found.
+    By default the blocks of every stack (:func:`cftdiag.recipe.stacks.stacks`); with ``globs`` every module
+    whose name matches one (``*`` does not cross a dot). ``ValueError`` when nothing is found.
     """
     names = {strip_wrappers(fqn): module for fqn, module in model.named_modules() if fqn}
     if globs:
@@ -64,25 +65,9 @@ def find_blocks(model: torch.nn.Module, globs: Sequence[str] | None = None) -> B
     found = stacks(model)
     if not found:
         raise ValueError(
-            f"{type(model).__name__} has no ModuleList to take blocks from; name its blocks with --blocks GLOB"
+            f"{type(model).__name__} has no repeated blocks to compile; name its blocks with --blocks GLOB"
         )
-    fqn, longest = found[0]
-    return [(strip_wrappers(f"{fqn}.{i}" if fqn else str(i)), block) for i, block in enumerate(longest)]
-
-
-def stacks(model: torch.nn.Module) -> list[tuple[str, torch.nn.ModuleList]]:
-    """(name, list) of the outermost ``ModuleList`` modules, the longest first."""
-    lists = [
-        (fqn, module)
-        for fqn, module in model.named_modules()
-        if isinstance(module, torch.nn.ModuleList) and len(module)
-    ]
-    # a stack inside another stack's block (the experts of a mixture) is part of that block, however long it
-    # is
-    outer = [
-        (fqn, found) for fqn, found in lists if not any(fqn.startswith(f"{other}.") for other, _ in lists)
-    ]
-    return sorted(outer, key=lambda item: -len(item[1]))
+    return [(strip_wrappers(fqn), block) for blocks in found.values() for fqn, block in blocks]
 
 
 def _matching(names: Mapping[str, torch.nn.Module], globs: Sequence[str]) -> Blocks:

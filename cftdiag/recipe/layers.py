@@ -8,8 +8,9 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
-from cftdiag.recipe.blocks import find_blocks, traits
+from cftdiag.recipe.blocks import traits
 from cftdiag.recipe.model_config import meta_model
+from cftdiag.recipe.stacks import stacks
 
 #: Attributes that list layer numbers.
 _INDEX_LISTS = (
@@ -89,7 +90,8 @@ def truncate(config: PretrainedConfig, layers: int) -> PretrainedConfig:
 def _kinds(config: PretrainedConfig) -> list[tuple[str, tuple[int, ...]]]:
     """(traits, layer numbers) of each kind of block, by building on the meta device."""
     kinds: dict[str, list[int]] = {}
-    for i, (_, block) in enumerate(find_blocks(meta_model(config))):
+    longest = max(stacks(meta_model(config)).values(), key=len)  # the one that the layer number counts
+    for i, (_, block) in enumerate(longest):
         kinds.setdefault(repr(sorted(traits(block))), []).append(i)
     return [(kind, tuple(layers)) for kind, layers in kinds.items()]
 

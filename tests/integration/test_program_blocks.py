@@ -11,6 +11,7 @@ from cftdiag.recipe import (
     find_blocks,
     load_config,
     select_layers,
+    stacks,
     strip_wrappers,
     truncate,
 )
@@ -39,42 +40,101 @@ NEMOTRON = {
 }  # fmt: skip
 
 
-class Two(torch.nn.Module):
-    """Two stacks, and a list inside a block."""
+class Part(torch.nn.Module):
+    """A module of the model's own with a module inside, as an expert is."""
 
     def __init__(self):
         super().__init__()
-        self.vision = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(2))
-        self.text = torch.nn.ModuleList(
-            torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()) for _ in range(3)
-        )
+        self.proj = torch.nn.Linear(4, 4)
 
 
-def test_longest_list_by_default_and_globs_for_several_stacks():
-    model = Two()
-    assert [fqn for fqn, _ in find_blocks(model)] == ["text.0", "text.1", "text.2"]
-    assert [fqn for fqn, _ in find_blocks(model, ["vision.*", "text.*"])] == [
-        "vision.0",
-        "vision.1",
-        "text.0",
-        "text.1",
-        "text.2",
-    ]
-    assert [fqn for fqn, _ in find_blocks(model, ["text.[01]"])] == ["text.0", "text.1"]
+class Layer(torch.nn.Module):
+    """A block of two parts, and a list inside."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention, self.experts = Part(), torch.nn.ModuleList(Part() for _ in range(5))
+
+
+class Other(Layer):
+    """A block of another class."""
+
+
+class Stage(torch.nn.Module):
+    """What a hierarchical model repeats: a list of whole blocks, and something between."""
+
+    def __init__(self, depth):
+        super().__init__()
+        self.blocks, self.down = torch.nn.Sequential(*(Layer() for _ in range(depth))), torch.nn.Linear(4, 4)
+
+
+class TwoPartLayer(torch.nn.Module):
+    """A block whose own list holds parts of different classes, as T5's does."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.ModuleList([Layer(), Other()])
+
+
+class Model(torch.nn.Module):
+    """Any modules, by name."""
+
+    def __init__(self, **modules):
+        super().__init__()
+        for name, module in modules.items():
+            setattr(self, name, module)
+
+
+def row(cls, count, *args):
+    return torch.nn.ModuleList(cls(*args) for _ in range(count))
+
+
+def names(model, globs=None):
+    return [fqn for fqn, _ in find_blocks(model, globs)]
+
+
+def two():
+    return Model(vision=row(Layer, 2), text=row(Layer, 3), heads=torch.nn.ModuleList([torch.nn.Linear(4, 4)]))
+
+
+def test_every_stack_by_default_and_globs_for_some():
+    model = two()
+    every = ["vision.0", "vision.1", "text.0", "text.1", "text.2"]
+    assert names(model) == every
+    assert names(model, ["text.*"]) == every[2:]
+    assert names(model, ["text.[01]"]) == ["text.0", "text.1"]
     with pytest.raises(ValueError, match=r"no module matches --blocks 'audio\.\*'"):
         find_blocks(model, ["text.*", "audio.*"])
-    with pytest.raises(ValueError, match="Linear has no ModuleList"):
+    with pytest.raises(ValueError, match="Linear has no repeated blocks"):
         find_blocks(torch.nn.Linear(2, 2))
+
+
+def test_what_is_a_stack():
+    # the experts of a block are part of it; a stage's blocks are blocks; a list of parts is not a stage
+    stages = Model(stages=torch.nn.ModuleList(Stage(n) for n in (2, 3)))
+    assert list(stacks(stages)) == ["stages.0.blocks", "stages.1.blocks"]
+    assert list(stacks(Model(block=row(TwoPartLayer, 2)))) == ["block"]
+    # a layer that is itself a list, with parts that are absent
+    nested = torch.nn.ModuleList(
+        torch.nn.ModuleList([torch.nn.LayerNorm(4), Layer(), None]) for _ in range(2)
+    )
+    assert names(Model(layers=nested, opt=torch.nn.ModuleList([None, None]))) == ["layers.0.1", "layers.1.1"]
+    # without any ModuleList: a Sequential, else what occurs more than once
+    assert names(Model(blocks=torch.nn.Sequential(Layer(), Layer()))) == ["blocks.0", "blocks.1"]
+    assert names(torch.nn.Sequential(torch.nn.Linear(4, 4), Layer(), Layer())) == ["1", "2"]
+    assert names(Model(first=Part(), second=Part(), head=torch.nn.Linear(4, 4))) == ["first", "second"]
+    # plain modules of torch.nn where there is nothing better
+    assert names(Model(layers=torch.nn.ModuleList([torch.nn.Linear(4, 4)] * 2))) == ["layers.0"]
 
 
 def test_names_have_no_wrappers():
     assert strip_wrappers("model._orig_mod.layers.3._checkpoint_wrapped_module") == "model.layers.3"
     assert strip_wrappers("_orig_mod") == "" and strip_wrappers("module.layers") == "module.layers"
-    model = Two()
+    model = two()
     model.text[1] = checkpoint_wrapper(model.text[1])
-    assert [fqn for fqn, _ in find_blocks(model)] == ["text.0", "text.1", "text.2"]
-    assert [g.fqns for g in block_groups(model)] == [("text.0", "text.1", "text.2")]
-    assert [fqn for fqn, _ in find_blocks(torch.compile(model), ["text.1"])] == ["text.1"]
+    assert names(model)[2:] == ["text.0", "text.1", "text.2"]
+    assert [g.fqns for g in block_groups(model)] == [tuple(names(model))]
+    assert names(torch.compile(model), ["text.1"]) == ["text.1"]
 
 
 def labels(config):

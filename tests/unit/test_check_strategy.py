@@ -49,7 +49,7 @@ PROGRAM = Program(
         ProgramBlock(fqn="layers.1", cls="Block", kind="Block", index=1),
     ),
     steps=(StepShape(step=1, batch_size=2, length=8), StepShape(step=2, batch_size=2, length=12)),
-    stacks=("layers.*", "tower.*"),
+    untouched=(),
     limit=8,
     config_sha=None,
     build_seconds=0.0,

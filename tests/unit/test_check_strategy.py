@@ -339,17 +339,16 @@ class Told:
         pass
 
 
-def test_a_step_that_calls_the_next_stack_is_checked_there():
-    idle = dataclasses.replace(RAN, calls={}, graphs={})
-    launcher = Told([PROGRAM, idle], [PROGRAM, Observed(event=compiled()), RAN], [RAN], [RAN])
+def test_stacks_that_the_step_never_calls_are_told():
+    told_again = dataclasses.replace(PROGRAM, untouched=("tower.*",))
+    launcher = Told([PROGRAM, Observed(event=compiled()), told_again, RAN], [RAN], [RAN])
     seen = []
     report = run(OPTIONS, Runner(RECIPE, launcher, seen.append))
-    assert [task.options.blocks for task in launcher.tasks] == [(), *[("tower.*",)] * 3]
-    assert [task.mode for task in launcher.tasks] == ["auto", "auto", "reference", "numerics"]
-    assert "the training step calls no block of layers.*, so tower.* was checked" in report.undetermined[-1]
+    assert [task.mode for task in launcher.tasks] == ["auto", "reference", "numerics"]
+    assert "calls no block of tower.*" in report.undetermined[-1]
     assert (report.verdict, len(report.compiles)) == ("viable", 1)
     assert [b.fullgraph for b in report.blocks] == [True, True]
-    assert OPTIONS.blocks == () and seen[0].phase == "start"
+    assert seen[0].phase == "start"
 
 
 def test_a_pass_that_dies_leaves_no_conclusion():

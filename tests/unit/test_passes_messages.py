@@ -72,7 +72,7 @@ EXAMPLES = [
         wrap=False,
         blocks=(ProgramBlock(fqn="layers.0", cls="Block", kind="Block", index=0),),
         steps=(StepShape(step=1, batch_size=2, length=8),),
-        stacks=("layers.*",),
+        untouched=("layers.*",),
         limit=8,
         config_sha="abc",
         build_seconds=0.1,

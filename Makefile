@@ -10,10 +10,10 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv check test lint format bench catalogue truth gpu notebooks docs doctor clean
+.PHONY: help venv check test test-all lint format bench catalogue truth gpu notebooks docs doctor clean
 
 help:  ## show this list
-	@grep -hE '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 20
+	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
 
 venv: $(STAMP)  ## make .venv; made anew when pyproject.toml or constraints.txt change
 
@@ -28,8 +28,11 @@ $(STAMP): pyproject.toml constraints.txt
 check: $(STAMP)  ## check Qwen3-4B with SDPA: no GPU, no weights
 	$(BIN)/cftdiag check --model Qwen3-4B --attn sdpa
 
-test: $(STAMP)  ## run all tests
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+test: $(STAMP)  ## run the tests in two processes; PYTEST_ARGS="tests/unit -x" runs some
+	$(BIN)/python -m tests.split $(PYTEST_ARGS)
+
+test-all: $(STAMP)  ## run every test, those that take minutes, too
+	$(BIN)/python -m tests.split --everything $(PYTEST_ARGS)
 
 lint: $(STAMP)  ## ruff, mypy, ASCII in code
 	$(BIN)/ruff check .

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import atexit
+import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
 import tempfile
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
 
 import pytest
+
+from tests.warm import Warm
 
 # One thread: the tests measure behaviour, not speed, and a forked child with a live thread pool can hang.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -26,6 +30,60 @@ if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
     atexit.register(shutil.rmtree, os.environ["TORCHINDUCTOR_CACHE_DIR"], ignore_errors=True)
 
 ROOT = Path(__file__).resolve().parent.parent
+WARM = Warm()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--everything", action="store_true", help="run the tests marked `everything`, too")
+    parser.addoption(
+        "--times", metavar="FILE", help="append each test's processor time to FILE, a JSON line each"
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what only ``--everything`` runs; a test asked for by its name runs anyhow."""
+    left_out = []
+    for item in items:
+        mark = item.get_closest_marker("everything")
+        if mark is None:
+            continue
+        if not mark.args:
+            raise pytest.UsageError(
+                f"{item.nodeid}: say in everything(...) why, and what stays in `make test`"
+            )
+        left_out.append(item)
+    if left_out and not config.option.everything and not any("::" in arg for arg in config.args):
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in set(left_out)]
+
+
+def pytest_sessionfinish() -> None:
+    WARM.close()
+
+
+def cpu_seconds() -> float:
+    """Processor time of this process, its children that have ended, and the warmed interpreter."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(u.ru_utime + u.ru_stime for u in used) + WARM.cpu()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    started = cpu_seconds()
+    result = yield
+    if item.config.option.times:
+        line = {"test": item.nodeid, "cpu": round(cpu_seconds() - started, 3)}
+        with open(item.config.option.times, "a") as file:
+            file.write(json.dumps(line) + "\n")
+    return result
+
+
+@pytest.fixture(scope="session")
+def warm() -> Warm:
+    """The warmed interpreter: ``warm.run(program, *args, ...)`` runs a program in a child of it, and
+    ``run_check(options, launcher=warm)`` the passes of a check. See tests/README.md.
+    """
+    return WARM
 
 
 @pytest.fixture
@@ -43,9 +101,9 @@ def fresh_dynamo() -> Iterator[None]:
 
 @pytest.fixture
 def run_python() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Run a snippet in a fresh interpreter.
+    """Run a snippet in a fresh interpreter, for what is about its start; anything else is cheaper in ``warm``.
 
-    ``run_python(code, *args, env=None, check=True, timeout=300)`` dedents ``code``, runs it from the
+    ``run_python(code, *args, env=None, check=True, timeout=900)`` dedents ``code``, runs it from the
     repository's root with ``env`` laid over this environment (a value of None removes the variable), and
     returns the completed process with text output. With ``check`` a non-zero exit fails the test and shows
     both streams.
@@ -56,7 +114,7 @@ def run_python() -> Callable[..., subprocess.CompletedProcess[str]]:
         *args: str,
         env: Mapping[str, str | None] | None = None,
         check: bool = True,
-        timeout: float = 300,
+        timeout: float = 900,
     ) -> subprocess.CompletedProcess[str]:
         merged: dict[str, str] = dict(os.environ)
         for key, value in (env or {}).items():

@@ -23,13 +23,15 @@ from cftdiag.errors import EnvironmentUnfit, InputError
 from cftdiag.findings import Finding
 from cftdiag.forecast.lengths import Data
 from cftdiag.options import CheckOptions
-from cftdiag.passes.launch import ForkServer, LiveFork
+from cftdiag.passes.launch import ForkServer, Launcher, LiveFork
 from cftdiag.passes.messages import PassTask, ProgressEvent, Send
 from cftdiag.subject import Recipe, Subject, as_subject, resolve
 
 
-def run_check(options: CheckOptions, progress: Progress | None = None) -> CheckReport:
-    """Check ``options.model``.
+def run_check(
+    options: CheckOptions, progress: Progress | None = None, *, launcher: Launcher | None = None
+) -> CheckReport:
+    """Check ``options.model``. A ``launcher`` given runs the passes and is left open for the next check.
 
     Raises :class:`~cftdiag.errors.InputError` for a wrong request and
     :class:`~cftdiag.errors.EnvironmentUnfit` where this machine cannot do it. Children are stopped whatever
@@ -42,8 +44,10 @@ def run_check(options: CheckOptions, progress: Progress | None = None) -> CheckR
     recipe = resolve(options.model)
     if recipe.type == "file":
         options.for_subject()
-    with contextlib.closing(ForkServer()) as launcher:
+    if launcher is not None:
         return run(options, Runner(recipe, launcher, progress))
+    with contextlib.closing(ForkServer()) as own:
+        return run(options, Runner(recipe, own, progress))
 
 
 def check(

@@ -24,7 +24,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -254,6 +254,8 @@ class ForkServer:
     never imports them.
     """
 
+    worker = "cftdiag.passes.worker"
+
     def __init__(self, entry: str = "cftdiag.passes.run_pass:run_task") -> None:
         if not hasattr(os, "fork"):
             raise EnvironmentUnfit("this system cannot fork processes; run the check on Linux or macOS")
@@ -270,7 +272,7 @@ class ForkServer:
                     sys.executable,
                     "-P",
                     "-m",
-                    "cftdiag.passes.worker",
+                    self.worker,
                     str(theirs.fileno()),
                     entry,
                     *_PRELOADED,
@@ -286,9 +288,13 @@ class ForkServer:
         self._replies = ours.makefile("rb")
 
     def start(self, task: Task, write_fd: int, scratch: Path) -> int:
-        request = json.dumps({"task": encode(task), "scratch": str(scratch)}).encode()
+        return self.request({"task": encode(task), "scratch": str(scratch)}, write_fd)
+
+    def request(self, what: Mapping[str, Any], fd: int) -> int:
+        """Send a request with a file descriptor; returns the child's process id."""
+        request = json.dumps(what).encode()
         try:
-            socket.send_fds(self._socket, [len(request).to_bytes(8, "little")], [write_fd])
+            socket.send_fds(self._socket, [len(request).to_bytes(8, "little")], [fd])
             self._socket.sendall(request)
         except OSError as error:
             raise EnvironmentUnfit(
@@ -326,6 +332,14 @@ class ForkServer:
 
 def serve(control_fd: int, run: Entry) -> None:
     """The server's loop: one request, one child, one exit status, until the caller goes away."""
+    serve_requests(
+        control_fd,
+        lambda request, fd: fork_child(decode(request["task"]), fd, Path(request["scratch"]), run),
+    )
+
+
+def serve_requests(control_fd: int, fork: Callable[[dict[str, Any], int], int]) -> None:
+    """The loop of :func:`serve` for requests of any kind; ``fork`` starts the child and returns its id."""
     control = socket.socket(fileno=control_fd)
     while True:
         header, fds, _, _ = socket.recv_fds(control, 8, 1)
@@ -333,7 +347,7 @@ def serve(control_fd: int, run: Entry) -> None:
             return
         header += _exactly(control, 8 - len(header))
         request = json.loads(_exactly(control, int.from_bytes(header, "little")))
-        pid = fork_child(decode(request["task"]), fds[0], Path(request["scratch"]), run)
+        pid = fork(request, fds[0])
         os.close(fds[0])
         control.sendall(json.dumps({"pid": pid}).encode() + b"\n")
         control.sendall(json.dumps({"status": os.waitpid(pid, 0)[1]}).encode() + b"\n")

@@ -213,8 +213,8 @@ def warm_up() -> None:
     import transformers.models.llama.modeling_llama
     import transformers.models.qwen3.modeling_qwen3  # noqa: F401
 
-    import cftdiag.passes.run_pass
-    import trainer.cli
+    import cftdiag.passes.run_pass  # noqa: F401
+    import trainer.cli  # noqa: F401
     import trainer.program  # noqa: F401
 
     torch.set_num_threads(1)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import importlib
 import os
 import resource
 import runpy
@@ -32,6 +33,15 @@ from cftdiag.passes.launch import ForkServer, die_with_parent, fork_child, serve
 from cftdiag.passes.messages import Send, Task, decode
 
 ROOT = Path(__file__).resolve().parent.parent
+PRELOADED = (
+    "torch.distributed",
+    "transformers.models.auto",
+    "transformers.models.llama.modeling_llama",
+    "transformers.models.qwen3.modeling_qwen3",
+    "cftdiag.passes.run_pass",
+    "trainer.cli",
+    "trainer.program",
+)
 
 
 class _Server(ForkServer):
@@ -207,15 +217,9 @@ def warm_up() -> None:
     import tqdm
 
     tqdm.tqdm.monitor_interval = 0  # its thread would make forking unsafe
+    for name in PRELOADED:
+        importlib.import_module(name)
     import torch
-    import torch.distributed
-    import transformers.models.auto
-    import transformers.models.llama.modeling_llama
-    import transformers.models.qwen3.modeling_qwen3  # noqa: F401
-
-    import cftdiag.passes.run_pass  # noqa: F401
-    import trainer.cli  # noqa: F401
-    import trainer.program  # noqa: F401
 
     torch.set_num_threads(1)
     compiled = torch.compile(lambda x: x.sin().sum(), backend="aot_eager")

@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 
 from cftdiag.diagnose import CAUSES
-from cftdiag.diagnose.engine.cause import CHECK
+from cftdiag.diagnose.engine.cause import CHECK, EXAMPLES
 from tests import diagnose_case
 
-EXAMPLES = Path(diagnose_case.__file__).parents[1] / "cftdiag" / "diagnose" / "examples"
 BY_BEHAVIOUR = {
     "late_hook_ignored",
     "compiled_region_not_reached",

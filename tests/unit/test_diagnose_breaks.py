@@ -158,6 +158,11 @@ BREAKS = [
     (broken("GB0083", "Module-level backwards hooks require compiled autograd."), "module_backward_hook"),
     (broken("GB0025", "Call to `torch._dynamo.graph_break()`"), "generic_break"),
     (broken("GB9999", "something new in torch 3"), "generic_break"),
+    (broken("GB0377", "Call to `torch.compiler.disable()`"), "disabled_function"),
+    (broken("GB0125", "Unsupported Tensor.requires_grad_() call"), "requires_grad_in_graph"),
+    (broken("GB0242", "Attempted to call op with non-contiguous `out=` tensor"), "unsupported_call"),
+    (broken("GB0045", "Encountered tensor.is_inference() during tracing"), "unsupported_call"),
+    (broken("GB6622", "list_richcompare_nonconst"), "data_dependent_branch"),
     (
         broken(
             "GB0059", "Failed to trace builtin operator", context="builtin print [] True", in_checkpoint=True
@@ -197,7 +202,10 @@ def test_hook_goes_before_disabled_function() -> None:
         frame(1821, "args_result = hook(self, args)", "inner", f"{TORCH}/nn/modules/module.py"),
     )
     event = broken(
-        "GB0098", "Skip calling", context="<function Block.__init__.<locals>.<lambda> at 0x7f>", stack=stack
+        "GB0098",
+        "Skip calling `torch.compiler.disable()`d function",
+        context="<function Block.__init__.<locals>.<lambda> at 0x7f>",
+        stack=stack,
     )
     found = the(diagnose([event], Context(blocks=BLOCKS)))
     assert found.cause == "disabled_hook"

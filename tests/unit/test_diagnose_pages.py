@@ -18,7 +18,8 @@ from cftdiag.findings import KINDS, Remedy
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "causes"
 KEYS = """
 tensor.item tensor.tolist data_dependent_branch dynamic_output_shape logging_call print_call module_backward_hook disabled_hook disabled_function
-graph_break_in_checkpoint ffi_call autograd_function python_rng_branch rng_seed_call unsupported_call generic_break requires_grad batch_dim seq_len
+graph_break_in_checkpoint ffi_call autograd_function python_rng_branch rng_seed_call requires_grad_in_graph unsupported_call generic_break
+requires_grad batch_dim seq_len
 duck_shape int_arg module_int_attr module_float_attr module_bool_attr module_str_attr layer_idx per_layer_attr container_len none_vs_tensor
 closure_identity helper_class_identity class_attr global_value global_state grad_mode training_flag dtype stride size_0_1 shape_divisibility
 inductor_fusion_threshold inductor_size_regime tensor_type first_call_latch optimizer_lr_float object_identity generic_guard
@@ -104,7 +105,8 @@ def test_sentences_name_only_facts_that_exist(cause: Cause) -> None:
 
 FACTS = """
 argument attribute name dim expected actual guard added multiple limit more dynamic_source state code line branch function callee callee_name reason
-logging_function gb_type hint inner type message limit_note main_limit hook module step blocks eager compiled rel config rank code_name others count
+logging_function said hint inner applied
+type message limit_note main_limit hook module step blocks eager compiled rel config rank code_name others count
 ops seconds block counts cache
 """.split()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from cftdiag.diagnose.engine import break_types
 from cftdiag.diagnose.engine.cause import BREAK, cause
 from cftdiag.events import Event
 from cftdiag.findings import Remedy
@@ -14,14 +15,7 @@ CAUSES = (
         says="`{code}` breaks the graph inside a checkpointed function ({inner}); the whole checkpoint then runs eager.",
         kinds=BREAK,
         remedies=(
-            Remedy(summary="Remove the break itself ({inner})."),
-            Remedy(
-                summary="Let torch capture scalars and data-dependent shapes, if that is what breaks.",
-                change={
-                    "torch._dynamo.config.capture_scalar_outputs": True,
-                    "torch._dynamo.config.capture_dynamic_output_shape_ops": True,
-                },
-            ),
+            Remedy(summary="Remove what breaks in it: {inner}."),
             Remedy(
                 summary="Checkpoint around the compiled block: order AC -> compile -> FSDP2, with the checkpoint wrapper outside."
             ),
@@ -29,18 +23,16 @@ CAUSES = (
     ),
     cause(
         "autograd_function",
-        says="`{code}` applies an autograd.Function that Dynamo cannot trace: {inner}.",
+        says="`{applied}` applies an autograd.Function that Dynamo cannot trace: {inner}.",
         kinds=BREAK,
         captured_by_fullgraph=True,
         remedies=(
             Remedy(
-                summary="Let torch capture scalars, if a host read is all that breaks.",
-                change={"torch._dynamo.config.capture_scalar_outputs": True},
-            ),
-            Remedy(
                 summary="Register it as a custom op: torch.library.custom_op with register_fake and register_autograd."
             ),
-            Remedy(summary="Keep only traceable code in its forward and backward ({inner})."),
+            Remedy(
+                summary="Keep only what Dynamo traces in its forward and backward; it breaks on: {inner}."
+            ),
         ),
     ),
     cause(
@@ -76,15 +68,16 @@ def classify(event: Event) -> str | None:
     """The cause of a break by the region it is in, or None when the region does not matter."""
     detail = event.detail
     operator = str(detail.get("operator") or detail.get("hop") or "")
+    mechanism = break_types.of(detail.get("gb_type"))
     if detail.get("in_checkpoint") or "checkpoint" in operator:
         return "graph_break_in_checkpoint"
     if (
         detail.get("in_autograd_function")
         or "autograd.Function" in operator
-        or "autograd.Function" in str(detail.get("gb_type") or "")
+        or (mechanism is not None and mechanism.cause == "autograd_function")
     ):
         return "autograd_function"
-    if detail.get("gb_id") in ("GB0083", "GB0029"):
+    if mechanism is not None and mechanism.name == "module_backward_hook":
         return "module_backward_hook"
     if disabled(event) and in_hook(event):
         return "disabled_hook"
@@ -93,9 +86,9 @@ def classify(event: Event) -> str | None:
 
 def disabled(event: Event) -> bool:
     """True when what broke is wrapped in ``torch.compiler.disable``: a function, a method or a whole module."""
-    return event.detail.get("gb_id") in (
-        "GB0098",
-        "GB0099",
+    mechanism = break_types.of(event.detail.get("gb_type"))
+    return (
+        mechanism is not None and mechanism.name == "disabled"
     ) or "wrapped with `torch.compiler.disable`" in str(event.detail.get("explanation"))
 
 

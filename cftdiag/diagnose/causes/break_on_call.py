@@ -8,6 +8,7 @@ import sys
 from cftdiag import guards
 from cftdiag.diagnose.causes import break_in_region
 from cftdiag.diagnose.causes.break_on_value import text
+from cftdiag.diagnose.engine import break_types
 from cftdiag.diagnose.engine.cause import BREAK, cause
 from cftdiag.events import Event
 from cftdiag.findings import Remedy
@@ -54,7 +55,8 @@ CAUSES = (
         remedies=(
             Remedy(summary="Remove torch.compiler.disable from {function} if Dynamo can trace it by now."),
             Remedy(
-                summary="Register {function} as a custom op with a fake implementation, so that it stays in the graph."
+                summary="Where {function} takes and returns tensors only: make it a custom op "
+                "(torch.library.custom_op, register_fake), so that it stays in the graph."
             ),
             Remedy(summary="Call {function} before or after the compiled block."),
         ),
@@ -65,10 +67,10 @@ CAUSES = (
         kinds=BREAK,
         remedies=(
             Remedy(
-                summary="Wrap the call as a custom op (torch.library.custom_op, register_fake, register_autograd)."
+                summary="Call it outside the compiled block and pass the result in, where it does not depend on what the block computes."
             ),
             Remedy(
-                summary="Compute it outside the compiled block when it does not depend on the block's input."
+                summary="Where it takes and returns tensors only: wrap it as a custom op (torch.library.custom_op, register_fake, register_autograd)."
             ),
         ),
     ),
@@ -80,6 +82,22 @@ CAUSES = (
             Remedy(summary="Seed or restore the state outside the compiled block."),
             Remedy(
                 summary="For the same mask in forward and backward use torch.utils.checkpoint(preserve_rng_state=True)."
+            ),
+        ),
+    ),
+    cause(
+        "requires_grad_in_graph",
+        says="`{code}` changes requires_grad inside the compiled block; Dynamo does not trace that.",
+        kinds=BREAK,
+        remedies=(
+            Remedy(
+                summary="Make the first block's input require grad (model.enable_input_require_grads(), or x.requires_grad_() "
+                "after the embedding): what requires grad already is left alone, and the line is traced.",
+                change={"input_requires_grad": True},
+                applicability="safe",
+            ),
+            Remedy(
+                summary="Register the hook that does it on the embedding, which is not compiled, instead of on a module inside the block."
             ),
         ),
     ),
@@ -96,9 +114,9 @@ CAUSES = (
     ),
     cause(
         "generic_break",
-        says="`{code}`: {gb_type}.",
+        says="`{code}` breaks the graph: {said}",
         kinds=BREAK,
-        remedies=(Remedy(summary="{hint}"), Remedy(summary="Move the construct out of the compiled block.")),
+        remedies=(Remedy(summary="{hint}"),),
     ),
 )
 
@@ -109,40 +127,31 @@ _LOGGING = re.compile(
     r"LoggingLoggerVariable|<Logger |module: logging\b|module: _?warnings\b|`logging\.|builtin (?:logging|warnings)"
 )
 _PRINT = re.compile(r"builtin print\b|`print`|TextIOWrapper|sys\.std(?:out|err)")
+#: What a call that seeds may look like to torch: skipped, entered as a context manager, or without a tensor result.
+_MAY_SEED = ("skipped_call", "tensor_call", "context_manager", "opaque_object", "torch_internal")
 _FOREIGN = re.compile(r"_FuncPtr|_CFuncPtr|_cffi|CompiledFFI|pybind11|PyCapsule|CPUDispatcher|CUDADispatcher")
-_SKIPPED = ("GB0007", "GB0008", "GB0009")
-_UNSUPPORTED = (
-    *_SKIPPED,
-    "GB0059",
-    "GB0147",
-    "GB0148",
-    "GB0156",
-    "GB0193",
-    "GB0197",
-    "GB4198",
-    "GB0123",
-    "GB0213",
-)
 
 
 def classify(event: Event) -> str:
     """The cause of a break on a call; ``generic_break`` when it is none of the known kinds."""
-    gb, said = event.detail.get("gb_id"), text(event)
+    said = text(event)
+    mechanism = break_types.of(event.detail.get("gb_type"))
+    name = mechanism.name if mechanism is not None else None
     if (
-        gb == "GB0291"
+        name == "logger"
         or _LOGGING.search(said)
         or any(re.search(r"/(logging/__init__|warnings)\.py$", f.file or "") for f in event.stack[-2:])
     ):
         return "logging_call"
     if _PRINT.search(said):
         return "print_call"
-    if gb == "GB7650" or (gb in (*_SKIPPED, "GB0208", "GB0363", "GB0142", "GB0055") and _SEED.search(said)):
+    if name in _MAY_SEED and _SEED.search(said):
         return "rng_seed_call"
     if break_in_region.disabled(event):
         return "disabled_function"
-    if _FOREIGN.search(said) or (gb in _SKIPPED and _is_extension(said)):
+    if _FOREIGN.search(said) or (name == "skipped_call" and _is_extension(said)):
         return "ffi_call"
-    return "unsupported_call" if gb in _UNSUPPORTED else "generic_break"
+    return mechanism.cause if mechanism is not None else "generic_break"
 
 
 def _is_extension(said: str) -> bool:
@@ -165,6 +174,8 @@ def callee(event: Event) -> str | None:
         return found[2] if found[1].startswith("<") else f"{found[1]}.{found[2]}"
     if found := re.search(r"<(?:bound method|function|built-in function) ([\w.<>]+)", said):
         return found[1].replace("<locals>.", "")
+    if found := re.search(r"<built-in method (\w+) of type object", said):
+        return f"torch.{found[1]}"
     if found := re.search(r"^builtin (\w+)", said):
         return found[1]
     if found := re.search(r"call_method \w+\((\w*)\) (\w+)", said):

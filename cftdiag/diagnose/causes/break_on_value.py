@@ -7,6 +7,7 @@ from __future__ import annotations
 import ast
 import re
 
+from cftdiag.diagnose.engine import break_types
 from cftdiag.diagnose.engine.cause import BREAK, cause
 from cftdiag.events import Event
 from cftdiag.findings import Remedy
@@ -110,30 +111,37 @@ _PYTHON_RANDOM = re.compile(
 _SHAPE_OPERATOR = re.compile(
     r"failed with aten\.(?:nonzero|masked_select|_?unique\w*|bincount|repeat_interleave|index)\b"
 )
+_KEYS = frozenset(c.key for c in CAUSES)
 _BRANCHING = ("aten.equal", "aten.allclose", "aten.is_nonzero")
 
 
 def classify(event: Event) -> str | None:
     """The cause of a break on a value, or None when it is about something else."""
-    gb, said = event.detail.get("gb_id"), text(event)
-    drawn = _PYTHON_RANDOM.search(said) and gb in ("GB0007", "GB0170", None)
-    if drawn or (gb in ("GB0033", "GB0124", None) and _line(event, r"\b(?:np|numpy)\.random\.\w+\(")):
+    said = text(event)
+    gb_type = event.detail.get("gb_type")
+    mechanism = break_types.of(gb_type)
+    name = mechanism.name if mechanism is not None else None
+    # Without a type that torch's registry has, the words of the exception (a fullgraph failure) have to do.
+    nameless = mechanism is None and event.detail.get("gb_id") is None
+    if (nameless or name in ("skipped_call", "branch")) and _PYTHON_RANDOM.search(said):
         return "python_rng_branch"
-    if gb in ("GB0170", "GB0035", "GB0034"):
-        return "data_dependent_branch"
-    if gb in ("GB0036", "GB0037", "GB0246") or (gb == "GB0219" and _SHAPE_OPERATOR.search(said)):
+    if (nameless or name == "scalar_read") and _line(event, r"\b(?:np|numpy)\.random\.\w+\("):
+        return "python_rng_branch"
+    if name == "backend" and _SHAPE_OPERATOR.search(said):
         return "dynamic_output_shape"
-    if gb == "GB0109" or (
-        gb in ("GB0033", "GB0124", None) and _line(event, r"\.tolist\(") and (gb or _NEEDED_TEXT.search(said))
-    ):
-        return "tensor.tolist"
-    if gb == "GB0033" and any(op in said for op in _BRANCHING):
-        return "data_dependent_branch"
-    if gb in ("GB0124", "GB0033", "GB0038", "GB0070", "GB7596"):
+    if name == "scalar_read":
+        if gb_type == "Data dependent operator" and any(op in said for op in _BRANCHING):
+            return "data_dependent_branch"
+        if _line(event, r"\.tolist\("):
+            return "tensor.tolist"
         return "data_dependent_branch" if decides(event) else "tensor.item"
-    if gb is None and _BRANCH_TEXT.search(said):
+    if mechanism is not None:
+        return mechanism.cause if mechanism.cause in _KEYS else None
+    if nameless and _NEEDED_TEXT.search(said) and _line(event, r"\.tolist\("):
+        return "tensor.tolist"
+    if nameless and _BRANCH_TEXT.search(said):
         return "data_dependent_branch"
-    if gb is None and _NEEDED_TEXT.search(said):
+    if nameless and _NEEDED_TEXT.search(said):
         return "data_dependent_branch" if decides(event) else "tensor.item"
     return None
 

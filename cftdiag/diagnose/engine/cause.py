@@ -121,6 +121,11 @@ def fill(template: Remedy, facts: Mapping[str, Any]) -> Remedy:
     return dataclasses.replace(template, summary=summary, change=None if change is _UNKNOWN else change)
 
 
+def needs(template: str) -> set[str]:
+    """Names of the facts that a text has a place for."""
+    return {name for _, name, _, _ in string.Formatter().parse(template) if name}
+
+
 _UNKNOWN: Any = object()
 
 
@@ -134,9 +139,9 @@ def _fill_value(value: Any, facts: Mapping[str, Any]) -> Any:
         return _UNKNOWN if any(v is _UNKNOWN for v in items) else items
     if not isinstance(value, str):
         return value
-    fields = [name for _, name, _, _ in string.Formatter().parse(value) if name]
+    fields = needs(value)
     if any(name not in facts for name in fields):
         return _UNKNOWN
-    if len(fields) == 1 and value == "{" + fields[0] + "}":
-        return facts[fields[0]]
+    if len(fields) == 1 and value == "{" + min(fields) + "}":
+        return facts[min(fields)]
     return value.format_map(facts)

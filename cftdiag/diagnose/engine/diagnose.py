@@ -25,6 +25,7 @@ def diagnose(events: Sequence[Event], context: Context | None = None) -> list[Fi
     drafts = Drafts()
     graph_breaks.gather(events, context, drafts)
     recompiles.gather(History(events, context), context, drafts)
+    graph_breaks.absorb_recompiles(drafts, context)
     errors.gather(events, context, drafts)
     for draft in drafts.of("recompile"):
         _warn_of_limit(draft, context)

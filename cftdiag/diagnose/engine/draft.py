@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
-from cftdiag.diagnose.engine.cause import Cause, fill
+from cftdiag.diagnose.engine.cause import Cause, fill, needs
 from cftdiag.diagnose.engine.context import Context
 from cftdiag.diagnose.engine.registry import CAUSES
 from cftdiag.events import Event
@@ -34,6 +34,10 @@ class Draft:
     facts: dict[str, Any] = dataclasses.field(default_factory=dict)
     notes: list[str] = dataclasses.field(default_factory=list)
     """Sentences to add to the explanation."""
+    says: str | None = None
+    """What is said instead of the cause's own sentence, with the same facts."""
+    remedies: tuple[Remedy, ...] = ()
+    """Remedies of this finding alone, before those of its cause."""
 
     def note(self, *texts: str) -> None:
         """Add evidence, each line once."""
@@ -72,7 +76,7 @@ class Draft:
     def _says(self, cause: Cause) -> str:
         known = {k: v for k, v in self.facts.items() if v is not None}
         try:
-            return cause.says.format(**known)
+            return (self.says or cause.says).format(**known)
         except KeyError:
             return f"{cause.title}. {cause.what.split('. ')[0].rstrip('.')}."
 
@@ -93,6 +97,10 @@ class Drafts:
         draft = self._found[whole] = Draft(key=whole, kind=kind, cause=cause, severity=severity)
         return draft, True
 
+    def drop(self, draft: Draft) -> None:
+        """Forget a draft that belongs to another one."""
+        self._found.pop(draft.key, None)
+
     def __iter__(self) -> Any:
         return iter(list(self._found.values()))
 
@@ -102,8 +110,12 @@ class Drafts:
 
 
 def _remedies(cause: Cause, draft: Draft, context: Context) -> tuple[Remedy, ...]:
-    found = [fill(r, draft.facts) for r in cause.remedies if _applies(r, draft, context)]
-    found = [r for r in found if not r.summary.startswith("<")]
+    every = (*draft.remedies, *cause.remedies)
+    apply = [r for r in every if _applies(r, draft, context)]
+    told = {k for k, v in draft.facts.items() if v is not None}
+    whole = [r for r in apply if needs(r.summary) <= told]
+    found = [fill(r, draft.facts) for r in whole or apply]
+    found = list({r.summary: r for r in found if not r.summary.startswith("<")}.values())
     return tuple(sorted(found, key=lambda r: r.unsafe))
 
 

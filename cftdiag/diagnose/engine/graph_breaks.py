@@ -5,18 +5,23 @@ refuses it too.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cftdiag.diagnose.causes import break_on_call, break_on_value
-from cftdiag.diagnose.engine import places, registry
+from cftdiag.diagnose.engine import break_types, places, registry
 from cftdiag.diagnose.engine.context import Context
 from cftdiag.diagnose.engine.draft import Draft, Drafts, region
 from cftdiag.events import Event, Frame
+from cftdiag.findings import Remedy
 
 #: Breaks that make a Python number or list of a tensor: whether a branch follows is seen further down.
+_ITEM = "Unsupported Tensor.item() call with capture_scalar_outputs=False"
 _READS = ("tensor.item", "tensor.tolist")
 _LOGGING_FILE = re.compile(r"/logging(\.py|/)|/warnings\.py")
+_EMPTY = re.compile(
+    r"(This is not supported|Dynamo does not support this|Currently not supported|This is currently not supported)\.?"
+)
 _REASON = re.compile(r"\(reason: (.+?)\)\s*$")
 
 
@@ -30,11 +35,11 @@ def gather(events: Sequence[Event], context: Context, drafts: Drafts) -> None:
     ]
     consumers = {id(r): c for r in refused if (c := _producer(r, collected, context)) is not None}
     for event in collected:
-        same = [r for r in refused if _same_site(event, r)]
+        same = [r for r in refused if _same_break(event, r, context)]
         feeds = [r for r in refused if consumers.get(id(r)) is event]
         _draft(event, same, feeds, context, drafts)
     for event in refused:
-        if id(event) not in consumers and not any(_same_site(event, c) for c in collected):
+        if id(event) not in consumers and not any(_same_break(c, event, context) for c in collected):
             _draft(event, [event], [], context, drafts)
 
 
@@ -51,9 +56,10 @@ def _only_follows(event: Event, broken: list[Event]) -> bool:
         )
     if len(broken) < 2:
         return False
-    return event.detail.get("gb_id") in (None, "GB0219") or any(
-        o.stack and o.compile_id == event.compile_id for o in broken
-    )
+    mechanism = break_types.of(event.detail.get("gb_type"))
+    if event.detail.get("gb_id") is None or (mechanism is not None and mechanism.name == "backend"):
+        return True
+    return any(o.stack and o.compile_id == event.compile_id for o in broken)
 
 
 def _draft(event: Event, same: list[Event], feeds: list[Event], context: Context, drafts: Drafts) -> None:
@@ -64,7 +70,7 @@ def _draft(event: Event, same: list[Event], feeds: list[Event], context: Context
         cause = "data_dependent_branch"
     elif (
         cause == "data_dependent_branch"
-        and event.detail.get("gb_id") == "GB0124"
+        and event.detail.get("gb_type") == _ITEM
         and not same
         and captured(event, context)
     ):
@@ -76,6 +82,7 @@ def _draft(event: Event, same: list[Event], feeds: list[Event], context: Context
         draft.where = places.of(frame) if frame is not None else places.place(event)
         draft.gb_id = event.detail.get("gb_id")
         draft.facts = _facts(event, cause, frame, feeds)
+        draft.says, draft.remedies = _own_words(event, cause)
         draft.note(*_evidence(event))
         draft.note(
             *(
@@ -92,6 +99,20 @@ def _draft(event: Event, same: list[Event], feeds: list[Event], context: Context
             else ""
         )
     draft.seen(event, sharing(event, context))
+
+
+def _own_words(event: Event, cause: str) -> tuple[str | None, tuple[Remedy, ...]]:
+    """(sentence, remedies) of the break's own mechanism, which its cause does not have; in a region that cannot
+    be split (a checkpoint, an autograd.Function) all remedies of what breaks there.
+    """
+    mechanism = break_types.of(event.detail.get("gb_type"))
+    own = mechanism.remedies if mechanism is not None else ()
+    if mechanism is not None and mechanism.cause == cause:
+        return mechanism.says, own
+    inner = registry.of_break_itself(event)
+    if cause in registry.REGIONS and inner not in (cause, "generic_break"):
+        return None, (*own, *registry.CAUSES[inner].remedies)
+    return None, own
 
 
 def sharing(event: Event, context: Context) -> list[str]:
@@ -151,6 +172,18 @@ def _same_site(one: Event, other: Event) -> bool:
     return a is not None and b is not None and (a.file, a.line) == (b.file, b.line)
 
 
+def _same_break(collected: Event, refused: Event, context: Context) -> bool:
+    """True when both passes met one break: at one line, or, where torch names no line, of one cause in one kind
+    of block.
+    """
+    if collected.stack and refused.stack:
+        return _same_site(collected, refused)
+    one, other = region(collected), region(refused)
+    return registry.of_break(collected) == registry.of_break(refused) and (
+        one == other or other in context.same_kind(one)
+    )
+
+
 def _producer(refused: Event, collected: list[Event], context: Context) -> Event | None:
     """The break that made the number on which a refused branch depends: the nearest one above it in its
     function, else the last of its block.
@@ -190,6 +223,7 @@ def _facts(event: Event, cause: str, frame: Frame | None, feeds: list[Event]) ->
     branch = places.site(feeds[0]) if feeds else None
     name = break_on_call.callee(event)
     inner = str(detail.get("gb_type") or "a graph break")
+    applied = _applied(places.split(event)[1])
     return {
         "code": places.named(places.of(frame) if frame is not None else places.place(event)),
         "line": frame.line if frame else None,
@@ -199,12 +233,31 @@ def _facts(event: Event, cause: str, frame: Frame | None, feeds: list[Event]) ->
         "callee_name": f"`{name}`" if name else "something",
         "reason": f" ({reason[1]})" if reason and reason[1] != "None" else "",
         "logging_function": break_on_call.logging_function(event),
-        "gb_type": detail.get("gb_type") or detail.get("reason"),
-        "hint": next(iter(detail.get("hints") or ()), None),
+        "said": _said(detail),
+        "hint": _hint(detail),
+        "applied": (applied.code if applied is not None else None)
+        or (frame.code if frame is not None else None),
         "inner": f"{inner} at `{last.code}`"
         if last is not None and last.code and cause == "autograd_function"
         else inner,
     }
+
+
+def _said(detail: Mapping[str, Any]) -> str:
+    """Torch's own words: the type of the break and, where it says more, the explanation."""
+    gb_type = str(detail.get("gb_type") or detail.get("reason") or "a graph break").strip().splitlines()[0]
+    explained = " ".join(str(detail.get("explanation") or "").split())
+    if not explained or _EMPTY.fullmatch(explained):
+        return gb_type.rstrip(".") + "."
+    return f"{gb_type.rstrip('.')}. {explained[:400].rstrip('.')}."
+
+
+def _hint(detail: Mapping[str, Any]) -> str | None:
+    """What torch advises, where the table has no remedy and torch's hints say what to do."""
+    mechanism = break_types.of(detail.get("gb_type"))
+    if mechanism is not None and (mechanism.remedies or not mechanism.hints):
+        return None
+    return " ".join(a.rstrip(".") + "." for a in break_types.actions(detail.get("hints") or ())) or None
 
 
 def _evidence(event: Event) -> list[str]:
@@ -218,7 +271,6 @@ def _evidence(event: Event) -> list[str]:
     if callers and (caller := places.caller(event)) is not None:
         lines.append(f"called from {places.show(caller)}")
     lines += re.findall(r"Caused by: .*", break_on_value.text(event))[:1]
-    lines += [f"hint: {hint}" for hint in list(detail.get("hints") or ())[:1]]
     return lines
 
 
@@ -240,6 +292,20 @@ def add_consequences(drafts: Drafts, lost: Sequence[tuple[Event, str]]) -> list[
             near[0].note(f"recompiles what follows the break: {text}")
             taken.append(near[0])
     return taken
+
+
+def absorb_recompiles(drafts: Drafts, context: Context) -> None:
+    """Take recompiles by ``requires_grad`` into a break on it in the same kind of block: both come from a first
+    block whose input does not require grad, and end together.
+    """
+    for draft in drafts.of("graph_break"):
+        if draft.cause != "requires_grad_in_graph":
+            continue
+        kind = {name for block in draft.blocks for name in context.same_kind(block)}
+        for other in drafts.of("recompile"):
+            if other.cause == "requires_grad" and kind & set(other.blocks):
+                draft.note(f"compiles {', '.join(context.shorten(other.blocks))} again: {other.guard}")
+                drafts.drop(other)
 
 
 def _resumed_at(event: Event) -> int | None:

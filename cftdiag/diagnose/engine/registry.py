@@ -37,9 +37,18 @@ FAMILIES = (
 CAUSES: dict[str, Cause] = {cause.key: cause for family in FAMILIES for cause in family.CAUSES}
 
 
+#: Regions in which any break has this cause: they run eager as a whole.
+REGIONS = ("graph_break_in_checkpoint", "autograd_function")
+
+
 def of_break(event: Event) -> str:
     """The cause of a graph break: the region it is in, then what value it is about, then what it calls."""
-    return break_in_region.classify(event) or break_on_value.classify(event) or break_on_call.classify(event)
+    return break_in_region.classify(event) or of_break_itself(event)
+
+
+def of_break_itself(event: Event) -> str:
+    """The cause of a graph break wherever it is."""
+    return break_on_value.classify(event) or break_on_call.classify(event)
 
 
 def of_miss(miss: Miss) -> str:

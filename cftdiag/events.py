@@ -18,6 +18,9 @@ from cftdiag.conditions import Condition
 
 SCHEMA = "cftdiag.event/1"
 
+#: Name that Dynamo gives to the rest of a function after a break.
+RESUME = "torch_dynamo_resume_in_"
+
 #: Every kind of event, in the order in which a region usually meets them.
 KINDS = ("compile", "graph_break", "recompile", "limit_hit", "cache", "graph_output", "error", "step")
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cftdiag.errors import InputError
+from cftdiag.target.devices import TARGETS
 
 ATTENTIONS = ("sdpa", "eager", "flex_attention", "flash_attention_2", "flash_attention_3")
 DTYPES = ("bfloat16", "float16", "float32")
@@ -197,8 +198,6 @@ class CheckOptions:
 
 
 def _check_target(options: CheckOptions) -> None:
-    from cftdiag.target import TARGETS
-
     if options.target not in TARGETS:
         raise InputError(f"target {options.target!r} is unknown; use one of {', '.join(TARGETS)}")
     if options.fast_forward == "never":

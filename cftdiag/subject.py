@@ -1,4 +1,4 @@
-"""What is checked: a Subject, and the recipe from which a child process rebuilds it.
+"""What is checked: a Subject, and the origin from which a child process builds it.
 
 Torch-free.
 """
@@ -37,7 +37,7 @@ class Subject:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Recipe:
+class Origin:
     """How a child process builds what is checked. ``type`` is ``config`` (with ``model_type`` and
     ``config``), ``file`` (with ``path`` and ``attr``), ``hub`` or ``live`` (an object of the caller's).
     """
@@ -96,8 +96,8 @@ def _describe(value: object) -> str:
     return f"a {type(value).__name__}{size}" if value is not None else "None"
 
 
-def resolve(model: str) -> Recipe:
-    """Recipe of ``--model``.
+def resolve(model: str) -> Origin:
+    """Where the model of ``--model`` comes from.
 
     Raises :class:`InputError` with the nearest catalogue names for a name that can be
     nothing else.
@@ -112,12 +112,12 @@ def resolve(model: str) -> Recipe:
     if path.endswith(".py"):
         if not attribute.isidentifier():
             raise InputError(f"{model!r}: {attribute!r} is no function name; write file.py:build")
-        return _file_recipe(Path(path), attribute)
+        return _file_origin(Path(path), attribute)
     if model.endswith(".py"):
-        return _file_recipe(Path(model), "build")
+        return _file_origin(Path(model), "build")
     entry = catalogue.find(model)
     if entry is not None and not Path(model).exists():
-        return Recipe(type="config", name=entry.name, model_type=entry.model_type, config=dict(entry.config))
+        return Origin(type="config", name=entry.name, model_type=entry.model_type, config=dict(entry.config))
     local = Path(model)
     if local.is_dir():
         local = local / "config.json"
@@ -126,23 +126,23 @@ def resolve(model: str) -> Recipe:
                 f"{model}: the directory holds no config.json; give a model directory or a config.json"
             )
     if local.is_file():
-        return _config_recipe(local)
+        return _config_origin(local)
     if model.endswith(".json") or model.startswith((".", "/", "~")):
         raise InputError(f"{model}: no such file or directory")
     if model.count("/") == 1 and all(model.split("/")):
-        return Recipe(type="hub", name=model)
+        return Origin(type="hub", name=model)
     close = catalogue.close_matches(model)
     hint = f"did you mean {', '.join(close)}?" if close else "`cftdiag models` lists the catalogue"
     raise InputError(f"{model!r} is no catalogue name, file, directory or hub id (owner/name); {hint}")
 
 
-def _file_recipe(path: Path, attribute: str) -> Recipe:
+def _file_origin(path: Path, attribute: str) -> Origin:
     if not path.is_file():
         raise InputError(f"{path}: no such file; write file.py:build")
-    return Recipe(type="file", name=f"{path.name}:{attribute}", path=str(path.resolve()), attr=attribute)
+    return Origin(type="file", name=f"{path.name}:{attribute}", path=str(path.resolve()), attr=attribute)
 
 
-def _config_recipe(path: Path) -> Recipe:
+def _config_origin(path: Path) -> Origin:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
@@ -157,4 +157,4 @@ def _config_recipe(path: Path) -> Recipe:
             f"{path}: has no model_type; a transformers config.json names its architecture there"
         )
     name = path.parent.name if path.name == "config.json" else path.stem
-    return Recipe(type="config", name=name, model_type=model_type, config=config, path=str(path.resolve()))
+    return Origin(type="config", name=name, model_type=model_type, config=config, path=str(path.resolve()))

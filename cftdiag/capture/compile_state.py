@@ -7,10 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from cftdiag.capture.recompile_reasons import Miss
-from cftdiag.events import Code, Frame, Guard, Reason
-
-#: Name that Dynamo gives to the rest of a function after a break.
-RESUME = "torch_dynamo_resume_in_"
+from cftdiag.events import RESUME, Code, Frame, Guard, Reason
 
 
 class Live(Protocol):

@@ -16,21 +16,21 @@ from cftdiag.forecast.lengths import Data, DataOptions, Shape, distinct_ranks, r
 from cftdiag.options import CheckOptions
 from cftdiag.passes.messages import SweepTask
 from cftdiag.plan import Plan, Setting, make_plan
-from cftdiag.subject import Recipe
+from cftdiag.subject import Origin
 
 #: Distinct lengths of the data that the passes before the forecast run.
 FIRST = 3
 _POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx")
 
 
-def read(options: CheckOptions, recipe: Recipe) -> Data:
+def read(options: CheckOptions, origin: Origin) -> Data:
     """Read the file and batch it as training will. Raises :class:`InputError`."""
     assert options.data is not None
-    if recipe.type == "file":
+    if origin.type == "file":
         raise InputError(
             "--data makes batches of its own, which only a catalogue or config model takes; put your lengths into build()"
         )
-    config = recipe.config
+    config = origin.config
     positions = next((config[name] for name in _POSITIONS if isinstance(config.get(name), int)), None)
     rows = options.batch_size
     if rows is None and options.max_tokens_per_gpu is None:

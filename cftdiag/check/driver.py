@@ -25,7 +25,7 @@ from cftdiag.forecast.lengths import Data
 from cftdiag.options import CheckOptions
 from cftdiag.passes.launch import ForkServer, Launcher, LiveFork
 from cftdiag.passes.messages import PassTask, ProgressEvent, Send
-from cftdiag.subject import Recipe, Subject, as_subject, resolve
+from cftdiag.subject import Origin, Subject, as_subject, resolve
 
 
 def run_check(
@@ -41,13 +41,13 @@ def run_check(
         raise InputError(
             "no model given; give --model with one of `cftdiag models`, a directory, a config.json, a hub id or file.py:build"
         )
-    recipe = resolve(options.model)
-    if recipe.type == "file":
+    origin = resolve(options.model)
+    if origin.type == "file":
         options.for_subject()
     if launcher is not None:
-        return run(options, Runner(recipe, launcher, progress))
+        return run(options, Runner(origin, launcher, progress))
     with contextlib.closing(ForkServer()) as own:
-        return run(options, Runner(recipe, own, progress))
+        return run(options, Runner(origin, own, progress))
 
 
 def check(
@@ -70,14 +70,14 @@ def check(
     if isinstance(subject, str):
         return run_check(dataclasses.replace(parsed, model=subject), progress)
     live = as_subject(subject if isinstance(subject, Subject) else (subject, batches or ()), "check()")
-    recipe = Recipe(type="live", name=type(live.model).__name__)
+    origin = Origin(type="live", name=type(live.model).__name__)
     from cftdiag.passes.run_pass import run_task
 
     def run_forked(task: PassTask, send: Send) -> None:
         run_task(task, send, live)
 
     if LiveFork.safe():
-        return run(parsed, Runner(recipe, LiveFork(run_forked), progress))
+        return run(parsed, Runner(origin, LiveFork(run_forked), progress))
     if parsed.ac != "none" or parsed.world_size > 1:
         raise EnvironmentUnfit(
             "checkpointing and FSDP2 would change the live model, and this process has other threads or a GPU and so cannot be forked; "
@@ -98,12 +98,12 @@ def check(
             torch._dynamo.reset()
 
     here = "checked in this process, on a copy of the model, without a time limit: it has other threads or a GPU and cannot be forked"
-    return run(parsed, Runner(recipe, None, progress, in_process=run_here), notes=[here])
+    return run(parsed, Runner(origin, None, progress, in_process=run_here), notes=[here])
 
 
 def run(options: CheckOptions, runner: Runner, notes: Sequence[str] = ()) -> CheckReport:
     """One check. ``notes`` are told under "undetermined"."""
-    data = None if options.data is None else data_forecast.read(options, runner.recipe)
+    data = None if options.data is None else data_forecast.read(options, runner.origin)
     if data is not None:
         options = data_forecast.first_options(options, data)
     return _Check(runner, list(notes)).run(options, data)
@@ -144,7 +144,7 @@ class _Check:
             chosen,
             findings,
             context,
-            recipe=self.runner.recipe,
+            origin=self.runner.origin,
             options=options,
             timing=timing(self.runner.passes, self.skipped, self.runner.started),
             notes=self.notes,
@@ -253,7 +253,7 @@ class _Check:
         if swept is not None:
             at_size = [c for c in swept.lead["compiles"] if c["batch_size"] == asked.batch_size]
             lengths = tuple(dict.fromkeys(c["length"] for c in at_size))
-        options = strategy.proof_options(asked, self.runner.recipe, lengths)
+        options = strategy.proof_options(asked, self.runner.origin, lengths)
 
         def run(changed: CheckOptions, finding: Finding) -> Outcome:
             first = self.runner.run("auto", changed)
@@ -270,7 +270,7 @@ class _Check:
             options,
             before,
             run,
-            config_subject=self.runner.recipe.from_config,
+            config_subject=self.runner.origin.from_config,
             wrap=main.program.wrap,
             announce=lambda text: self.runner.progress(ProgressEvent(phase="prove", text=text)),
         )

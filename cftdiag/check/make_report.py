@@ -20,7 +20,7 @@ from cftdiag.diagnose import Context
 from cftdiag.findings import Finding, verdict
 from cftdiag.forecast.lengths import Data
 from cftdiag.options import CheckOptions
-from cftdiag.subject import Recipe
+from cftdiag.subject import Origin
 
 PACKAGES = ("torch", "transformers", "triton", "cftdiag")
 
@@ -30,7 +30,7 @@ def make_report(
     findings: tuple[Finding, ...],
     context: Context,
     *,
-    recipe: Recipe,
+    origin: Origin,
     options: CheckOptions,
     timing: Mapping[str, Any],
     notes: Sequence[str] = (),
@@ -46,7 +46,7 @@ def make_report(
         undetermined += [note.meaning for note in main.result.undetermined]
     return CheckReport(
         verdict=outcome,
-        subject=_subject(main, recipe, options),
+        subject=_subject(main, origin, options),
         depth=main.program.depth,
         target=options.target,
         environment=environment(),
@@ -126,12 +126,12 @@ def environment() -> dict[str, Any]:
     return versions
 
 
-def _subject(main: BuiltPass, recipe: Recipe, options: CheckOptions) -> dict[str, Any]:
+def _subject(main: BuiltPass, origin: Origin, options: CheckOptions) -> dict[str, Any]:
     program = main.program
-    o = options.for_config() if recipe.from_config else options
+    o = options.for_config() if origin.from_config else options
     return {
-        "name": recipe.name,
-        "type": recipe.type,
+        "name": origin.name,
+        "type": origin.type,
         "model_class": program.model_class,
         "model_type": program.model_type,
         "parameters": program.parameters,

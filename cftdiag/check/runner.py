@@ -26,7 +26,7 @@ from cftdiag.passes.messages import (
     SweepTask,
     Unfit,
 )
-from cftdiag.subject import Recipe
+from cftdiag.subject import Origin
 
 Progress = Callable[[ProgressEvent], None]
 
@@ -125,12 +125,12 @@ class Runner:
 
     def __init__(
         self,
-        recipe: Recipe,
+        origin: Origin,
         launcher: Launcher | None,
         progress: Progress | None = None,
         in_process: Entry | None = None,
     ) -> None:
-        self.recipe, self.launcher, self._in_process = recipe, launcher, in_process
+        self.origin, self.launcher, self._in_process = origin, launcher, in_process
         self.progress: Progress = progress or (lambda event: None)
         self.passes: list[PassResult] = []
         self.started = time.monotonic()
@@ -153,7 +153,7 @@ class Runner:
         """Run one pass to its end; what it sent is kept whatever became of it."""
         task = PassTask(
             mode=mode,
-            recipe=self.recipe,
+            origin=self.origin,
             options=options,
             fullgraph=fullgraph,
             sweep=sweep,

@@ -8,7 +8,7 @@ import os
 from cftdiag.check.runner import BuiltPass, PassResult
 from cftdiag.errors import CheckError, EnvironmentUnfit, InputError
 from cftdiag.options import SMALL_MODEL, CheckOptions
-from cftdiag.subject import Recipe
+from cftdiag.subject import Origin
 
 #: Without fullgraph no graph broke: fullgraph=True captures the very same.
 NO_BREAK = "no graph broke and every block ran in a graph, so fullgraph=True captures the same"
@@ -116,12 +116,12 @@ def tries_uneven_routing(first: PassResult, options: CheckOptions, *, forks: boo
     )
 
 
-def proof_options(options: CheckOptions, recipe: Recipe, lengths: tuple[int, ...] | None) -> CheckOptions:
+def proof_options(options: CheckOptions, origin: Origin, lengths: tuple[int, ...] | None) -> CheckOptions:
     """Options that remedies are proved under. ``lengths`` are those of the data that compile something, so
     that a proof can fail.
     """
     changes: dict[str, object] = {} if lengths is None else {"lengths": lengths}
-    if recipe.from_config and options.layers in (None, "all"):
+    if origin.from_config and options.layers in (None, "all"):
         # one block of each kind shows what all of its kind do, and a proof then costs seconds
         changes["layers"] = "auto"
     return dataclasses.replace(options, **changes)  # type: ignore[arg-type]

@@ -43,12 +43,12 @@ def describe(task: KernelsTask, progress: Progress = lambda text: None) -> dict[
     Raises :class:`~cftdiag.errors.InputError` for what the user can mend and `TargetUnavailable` where the
     target cannot be lowered for.
     """
-    recipe, options = task.recipe, task.options
+    origin, options = task.origin, task.options
     started = time.monotonic()
     here = task.target == HERE
     spec = real.present() if here else device(task.target)
     progress("building the model")
-    prepared = prepare(recipe, dataclasses.replace(options, fast_forward="never" if here else "always"), None)
+    prepared = prepare(origin, dataclasses.replace(options, fast_forward="never" if here else "always"), None)
     blocks = blocks_of(prepared.subject.model, tuple(prepared.subject.blocks or ()) or options.blocks)
     groups = _wanted(block_groups(prepared.subject.model, blocks), task.block)
     with torch_config(options.torch_config):
@@ -61,7 +61,7 @@ def describe(task: KernelsTask, progress: Progress = lambda text: None) -> dict[
     members = {group.label: tuple(group.fqns) for group in groups}
     return {
         "schema": SCHEMA,
-        "model": recipe.name,
+        "model": origin.name,
         "target": task.target,
         "device": dataclasses.asdict(spec) if spec else None,
         "predicted": not here,

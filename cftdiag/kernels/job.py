@@ -65,11 +65,11 @@ def kernels(
     :class:`~cftdiag.options.CheckOptions` (``lengths``, ``batch_size``, ``attn`` ...). Runs in a child process. Raises
     :class:`~cftdiag.errors.InputError` and :class:`~cftdiag.errors.EnvironmentUnfit`.
     """
-    recipe = resolve(model)
-    if recipe.type != "file":
+    origin = resolve(model)
+    if origin.type != "file":
         options = {"lengths": DEFAULT_LENGTHS, "layers": "auto", **options}
     task = KernelsTask(
-        recipe=recipe,
+        origin=origin,
         options=CheckOptions(model=model, **options),
         target=target,
         block=block,

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from cftdiag.monitor.alarms import Alarm
     from cftdiag.monitor.hf import MonitorCallback
     from cftdiag.monitor.monitor import Monitor, MonitorAlarm
-    from cftdiag.monitor.run_files import Run, is_run, load_run
-    from cftdiag.monitor.run_report import report
+    from cftdiag.monitor.recorded_run import Run, load_run, report
+    from cftdiag.monitor.run_files import is_run
 
 __all__ = ["Alarm", "Monitor", "MonitorAlarm", "MonitorCallback", "Run", "is_run", "load_run", "report"]
 
@@ -22,10 +22,10 @@ _HOME = {
     "Monitor": "monitor",
     "MonitorAlarm": "monitor",
     "MonitorCallback": "hf",
-    "Run": "run_files",
+    "Run": "recorded_run",
     "is_run": "run_files",
-    "load_run": "run_files",
-    "report": "run_report",
+    "load_run": "recorded_run",
+    "report": "recorded_run",
 }
 
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from cftdiag.events import Event
-from cftdiag.findings import Finding
 from cftdiag.monitor import rundir
 
 
@@ -48,8 +47,10 @@ class Session:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Run:
-    """A run directory, or a directory of TORCH_TRACE files (then without steps, blocks and heads)."""
+class RunFiles:
+    """What was read of a run directory, or of a directory of TORCH_TRACE files (then without steps, blocks and
+    heads).
+    """
 
     path: Path
     meta: Mapping[str, Any]
@@ -84,36 +85,10 @@ class Run:
             sorted((step for s in self.sessions for step in s.steps), key=lambda s: (s.rank, s.step))
         )
 
-    @functools.cached_property
-    def findings(self) -> tuple[Finding, ...]:
-        """What the events mean, worst first."""
-        from cftdiag.monitor.run_findings import findings
-
-        return findings(self)
-
     @property
     def settings(self) -> Mapping[str, Any]:
         """Settings of the monitor, of the first session that has any."""
         return next((s.head["settings"] for s in self.sessions if s.head.get("settings")), {})
-
-    def to_dict(self) -> dict[str, Any]:
-        """The report, schema ``cftdiag.run/1``."""
-        from cftdiag.monitor.run_report import to_dict
-
-        return to_dict(self)
-
-    def frame(self, what: str = "events") -> Any:
-        """A pandas data frame of ``events``, ``steps`` or ``findings``; ``ValueError`` without pandas or for
-        another name.
-        """
-        if what not in ("events", "steps", "findings"):
-            raise ValueError(f"no data frame of {what!r}; give 'events', 'steps' or 'findings'")
-        try:
-            import pandas
-        except ImportError as error:
-            raise ValueError("data frames need the package pandas; pip install pandas") from error
-        rows = [_row(item) for item in getattr(self, what)]
-        return pandas.DataFrame(rows)
 
 
 def is_run(path: str | os.PathLike[str]) -> bool:
@@ -124,7 +99,7 @@ def is_run(path: str | os.PathLike[str]) -> bool:
     return _is_rundir(path) or _is_trace(path)
 
 
-def load_run(path: str | os.PathLike[str]) -> Run:
+def read_run(path: str | os.PathLike[str]) -> RunFiles:
     """Read a run directory or a TORCH_TRACE directory, finished or not; ``ValueError`` with one line when it
     is neither.
     """
@@ -150,16 +125,18 @@ def _is_trace(path: Path) -> bool:
     return any(path.glob("*.log")) if path.is_dir() else path.suffix == ".log" and path.is_file()
 
 
-def _read_trace(path: Path) -> Run:
+def _read_trace(path: Path) -> RunFiles:
     from cftdiag.capture.trace import read_trace_dir
 
     by_rank: dict[int, Session] = {}
     for event in read_trace_dir(path):
         by_rank.setdefault(event.rank, Session(rank=event.rank, file=str(path))).events.append(event)
-    return Run(path=path, meta={}, sessions=tuple(by_rank[rank] for rank in sorted(by_rank)), source="trace")
+    return RunFiles(
+        path=path, meta={}, sessions=tuple(by_rank[rank] for rank in sorted(by_rank)), source="trace"
+    )
 
 
-def _read_rundir(path: Path) -> Run:
+def _read_rundir(path: Path) -> RunFiles:
     problems: list[str] = []
     sessions: list[Session] = []
     for file in sorted((path / rundir.EVENTS).glob("rank*.jsonl")):
@@ -172,7 +149,7 @@ def _read_rundir(path: Path) -> Run:
     lost = sum(s.lost for s in sessions)
     if lost:
         problems.append(f"{lost} lines could not be written while the run went on")
-    return Run(
+    return RunFiles(
         path=path,
         meta=rundir.read_json(path / rundir.RUN_FILE) or {},
         sessions=tuple(sessions),
@@ -236,18 +213,3 @@ def steps_of(event: Event) -> list[Step]:
             Step(rank=event.rank, step=first + i, seconds=took, time=event.time - left, shapes=sizes)
         )
     return found
-
-
-def _row(item: Any) -> dict[str, Any]:
-    row = dataclasses.asdict(item)
-    for key in ("code", "guard", "where"):
-        value = row.get(key)
-        if isinstance(value, dict):
-            row.pop(key)
-            row.update({f"{key}_{name}": part for name, part in value.items()})
-    detail = row.pop("detail", None) or {}
-    row.update({key: detail[key] for key in ("cause", "remedy", "status", "batch") if key in detail})
-    seconds = row.get("seconds")
-    if isinstance(seconds, dict):
-        row["seconds"] = seconds.get("total", seconds.get("backward"))
-    return row

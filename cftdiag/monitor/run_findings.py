@@ -15,10 +15,10 @@ from cftdiag.monitor.divergence import divergences, finding, ranks_text
 from cftdiag.monitor.event_cause import argument_shape
 
 if TYPE_CHECKING:
-    from cftdiag.monitor.run_files import Run, Session
+    from cftdiag.monitor.run_files import RunFiles, Session
 
 
-def findings(run: Run) -> tuple[Finding, ...]:
+def findings(run: RunFiles) -> tuple[Finding, ...]:
     """Findings of a run, worst first."""
     joined: dict[tuple[object, ...], tuple[Finding, list[int]]] = {}
     for session in run.sessions:

@@ -2,35 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cftdiag.events import Event
-from cftdiag.findings import verdict
+from cftdiag.findings import Finding, verdict
 from cftdiag.monitor.alarms import Rules
 from cftdiag.monitor.divergence import divergences
-from cftdiag.monitor.run_files import Run, Session, load_run
+from cftdiag.monitor.run_files import RunFiles, Session
 
 SCHEMA = "cftdiag.run/1"
 
 
-def report(
-    path: str | os.PathLike[str], *, eager: float | str | os.PathLike[str] | None = None
-) -> dict[str, Any]:
-    """The report of a run directory or a TORCH_TRACE directory; ``ValueError`` with one line when it is
-    neither.
-
-    ``eager`` is the seconds of a step without torch.compile, or the run directory of such a run: with it the
-    break-even step is told.
-    """
-    run = load_run(path)
-    seconds = eager if isinstance(eager, int | float) or eager is None else steady_seconds(load_run(eager))
-    return to_dict(run, eager_s=seconds)
-
-
-def to_dict(run: Run, *, eager_s: float | None = None) -> dict[str, Any]:
+def to_dict(run: RunFiles, findings: Sequence[Finding], *, eager_s: float | None = None) -> dict[str, Any]:
     """The report of a run that was read."""
     events = run.events
     compiles = [e for e in events if e.kind == "compile"]
@@ -42,7 +27,7 @@ def to_dict(run: Run, *, eager_s: float | None = None) -> dict[str, Any]:
             else "no rank left an event: nothing was compiled, or the processes were not watched"
         )
     # A finding's severity decides, as in a check; without a compile there is nothing to judge.
-    word = verdict(run.findings) if compiles or run.findings else "error"
+    word = verdict(findings) if compiles or findings else "error"
     head = next((s.head for s in run.sessions if s.head), {})
     found = {
         "schema": SCHEMA,
@@ -60,12 +45,12 @@ def to_dict(run: Run, *, eager_s: float | None = None) -> dict[str, Any]:
         "world_size": run.world_size,
         "steps": max((s.step for s in run.steps), default=0),
         "by_rank": [_rank(run, rank) for rank in run.ranks],
-        "compiles": [_row(run, e) for e in compiles],
-        "recompiles": [_row(run, e) for e in events if e.kind == "recompile"],
-        "graph_breaks": [_row(run, e) for e in events if e.kind == "graph_break"],
-        "limit_hits": [_row(run, e) for e in events if e.kind == "limit_hit"],
-        "errors": [_row(run, e) for e in events if e.kind == "error"],
-        "findings": [f.to_dict() for f in run.findings],
+        "compiles": [_row(run, e, findings) for e in compiles],
+        "recompiles": [_row(run, e, findings) for e in events if e.kind == "recompile"],
+        "graph_breaks": [_row(run, e, findings) for e in events if e.kind == "graph_break"],
+        "limit_hits": [_row(run, e, findings) for e in events if e.kind == "limit_hit"],
+        "errors": [_row(run, e, findings) for e in events if e.kind == "error"],
+        "findings": [f.to_dict() for f in findings],
         "alarms": [a for s in run.sessions for a in alarms(s)],
         "divergence": [d.to_dict() for d in divergences(events, run.steps, run.ranks)],
         "timing": timing(run, eager_s),
@@ -101,14 +86,14 @@ def compile_seconds(event: Event) -> float:
     return event.seconds.get("total", 0.0) + event.seconds.get("backward", 0.0)
 
 
-def steady_seconds(run: Run) -> float | None:
+def steady_seconds(run: RunFiles) -> float | None:
     """Median seconds of the steps in which nothing was compiled, the first left out; None without such steps."""
     busy = {(e.rank, e.step) for e in run.events if e.kind != "cache"}
     steps = [s.seconds for s in run.steps if s.step > 1 and (s.rank, s.step) not in busy]
     return statistics.median(steps) if steps else None
 
 
-def timing(run: Run, eager_s: float | None = None) -> dict[str, Any]:
+def timing(run: RunFiles, eager_s: float | None = None) -> dict[str, Any]:
     """Where the time went, in seconds. ``compile_s`` is the slowest rank's; ``waited_s`` what other ranks
     lost to it.
     """
@@ -139,7 +124,7 @@ def timing(run: Run, eager_s: float | None = None) -> dict[str, Any]:
     return found
 
 
-def _rank(run: Run, rank: int) -> dict[str, Any]:
+def _rank(run: RunFiles, rank: int) -> dict[str, Any]:
     sessions = [s for s in run.sessions if s.rank == rank]
     last = sessions[-1]
     live = next((state for state in run.live if state.get("id") == last.head.get("id")), {})
@@ -160,7 +145,7 @@ def _rank(run: Run, rank: int) -> dict[str, Any]:
     }
 
 
-def _row(run: Run, event: Event) -> dict[str, Any]:
+def _row(run: RunFiles, event: Event, findings: Sequence[Finding]) -> dict[str, Any]:
     where = event.stack[-1] if event.stack else None
     detail: Mapping[str, Any] = event.detail
     row: dict[str, Any] = {
@@ -171,7 +156,7 @@ def _row(run: Run, event: Event) -> dict[str, Any]:
         "block": event.block,
         "class": event.block_class,
         "code": event.code.qualname if event.code else None,
-        "cause": detail.get("cause") or _cause(run, event),
+        "cause": detail.get("cause") or _cause(event, findings),
         "batch": detail.get("batch"),
         "seconds": _seconds(run, event),
         "guard": event.guard.expression if event.guard else None,
@@ -203,7 +188,7 @@ def _row(run: Run, event: Event) -> dict[str, Any]:
     return row
 
 
-def _cause(run: Run, event: Event) -> str | None:
+def _cause(event: Event, findings: Sequence[Finding]) -> str | None:
     """The cause of an event that was not judged live (a recorded trace): that of the finding that is about
     it.
     """
@@ -212,14 +197,14 @@ def _cause(run: Run, event: Event) -> str | None:
     if event.kind == "compile":
         return None
     guard = event.guard.expression if event.guard else None
-    same = [f for f in run.findings if f.kind == event.kind]
+    same = [f for f in findings if f.kind == event.kind]
     found = next((f for f in same if matches(f, event, guard)), None) or next(
         (f for f in same if event.step in f.steps), None
     )
     return found.cause if found else None
 
 
-def _seconds(run: Run, event: Event) -> float | None:
+def _seconds(run: RunFiles, event: Event) -> float | None:
     """Seconds of the compile that an event belongs to; of a compile event its own."""
     if event.kind == "compile":
         return _round(compile_seconds(event))
@@ -229,7 +214,7 @@ def _seconds(run: Run, event: Event) -> float | None:
     return _round(sum(compile_seconds(e) for e in own[:2])) if own else None
 
 
-def _compiles_of(run: Run, rank: int, compile_id: str | None) -> Sequence[Event]:
+def _compiles_of(run: RunFiles, rank: int, compile_id: str | None) -> Sequence[Event]:
     return [e for e in run.events if e.kind == "compile" and e.rank == rank and e.compile_id == compile_id]
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from cftdiag.events import Event, Frame
 from cftdiag.forecast.lengths import Shape
 from cftdiag.options import CheckOptions
-from cftdiag.subject import Recipe
+from cftdiag.subject import Origin
 
 # ---- tasks ----
 
@@ -36,7 +36,7 @@ class PassTask:
 
     mode: str
     """``auto``, ``fullgraph``, ``collect``, ``eager``, ``reference``, ``numerics`` or ``sweep``."""
-    recipe: Recipe
+    origin: Origin
     options: CheckOptions
     fullgraph: bool = False
     """Compile with ``fullgraph=True`` whatever the mode."""
@@ -53,7 +53,7 @@ class KernelsTask:
     kinds.
     """
 
-    recipe: Recipe
+    origin: Origin
     options: CheckOptions
     target: str
     block: str | None = None

@@ -1,4 +1,4 @@
-"""In a pass's child: from a recipe to a model with its batches, its blocks and the way it compiles."""
+"""In a pass's child: from an origin to a model with its batches, its blocks and the way it compiles."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cftdiag import fastforward
 from cftdiag.errors import EnvironmentUnfit, InputError, one_line
 from cftdiag.options import DYNAMIC, SMALL_MODEL, CheckOptions
 from cftdiag.recipe import build_model, find_blocks, flash_standins, flex_on_cpu, load_config, make_batches
-from cftdiag.subject import Recipe, Subject, as_subject
+from cftdiag.subject import Origin, Subject, as_subject
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -59,16 +59,16 @@ class Prepared:
         return _lookup(name), depth
 
 
-def prepare(recipe: Recipe, options: CheckOptions, live: Subject | None) -> Prepared:
-    """Build what the recipe names. Raises :class:`InputError` for what the user can mend."""
+def prepare(origin: Origin, options: CheckOptions, live: Subject | None) -> Prepared:
+    """Build what the origin names. Raises :class:`InputError` for what the user can mend."""
     if live is not None:
         return _from_subject(live, options)
-    if recipe.from_config:
-        return _from_config(recipe, options.for_config())
-    return _from_subject(as_subject(_call_builder(recipe), recipe.name), options)
+    if origin.from_config:
+        return _from_config(origin, options.for_config())
+    return _from_subject(as_subject(_call_builder(origin), origin.name), options)
 
 
-def _from_config(recipe: Recipe, o: CheckOptions) -> Prepared:
+def _from_config(origin: Origin, o: CheckOptions) -> Prepared:
     assert (
         o.lengths is not None
         and o.batch_size is not None
@@ -77,11 +77,11 @@ def _from_config(recipe: Recipe, o: CheckOptions) -> Prepared:
         and o.layers is not None
     )
     real = o.fast_forward == "never"
-    source: Any = {"model_type": recipe.model_type, **recipe.config} if recipe.type == "config" else None
-    if recipe.type == "hub":
-        source = _hub_config(recipe.name, o.trust_remote_code)
-    elif "auto_map" in recipe.config and recipe.path is not None:
-        source = recipe.path
+    source: Any = {"model_type": origin.model_type, **origin.config} if origin.type == "config" else None
+    if origin.type == "hub":
+        source = _hub_config(origin.name, o.trust_remote_code)
+    elif "auto_map" in origin.config and origin.path is not None:
+        source = origin.path
     layers: Any = {"all": None, "auto": "auto"}.get(o.layers, o.layers)
     try:
         config = load_config(source, trust_remote_code=o.trust_remote_code)
@@ -272,9 +272,9 @@ def batch_of_shape(
     return kwargs
 
 
-def _call_builder(recipe: Recipe) -> object:
-    assert recipe.path is not None
-    path, name = Path(recipe.path), recipe.attr
+def _call_builder(origin: Origin) -> object:
+    assert origin.path is not None
+    path, name = Path(origin.path), origin.attr
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -295,7 +295,7 @@ def _call_builder(recipe: Recipe) -> object:
         torch.manual_seed(0)
         return builder()
     except (Exception, SystemExit) as error:
-        raise InputError(f"{recipe.name} raised {one_line(error)}{_at(error, path)}") from error
+        raise InputError(f"{origin.name} raised {one_line(error)}{_at(error, path)}") from error
 
 
 def _at(error: BaseException, path: Path) -> str:

@@ -84,7 +84,7 @@ class _Pass:
         self.step_index = 0
         self.progress("build")
         started = time.monotonic()
-        self.prepared = prepare(task.recipe, options, live)
+        self.prepared = prepare(task.origin, options, live)
         self.subject, self.options = self.prepared.subject, self.prepared.options
         if self.mode == "auto":
             # the way the subject itself compiles goes first: its recompiles are the ones that training would

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from cftdiag.check.report import SCHEMA
 from cftdiag.report import forecast
-
-SCHEMA = "cftdiag.check/1"
 
 #: What every check holds, with the type of each.
 _REQUIRED: dict[str, type | tuple[type, ...]] = {

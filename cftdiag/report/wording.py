@@ -10,7 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-SEVERITIES = ("error", "warning", "info")
+from cftdiag.findings import SEVERITIES
+
+#: The worst first, as a report is read.
+WORST_FIRST = SEVERITIES[::-1]
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
@@ -123,7 +126,7 @@ def block_groups(blocks: Iterable[Mapping[str, Any]]) -> list[BlockGroup]:
 
 def severity_counts(findings: Iterable[Mapping[str, Any]]) -> dict[str, int]:
     """Number of findings of each severity, worst first."""
-    counts = dict.fromkeys(SEVERITIES, 0)
+    counts = dict.fromkeys(WORST_FIRST, 0)
     for finding in findings:
         if finding.get("severity") in counts:
             counts[finding["severity"]] += 1

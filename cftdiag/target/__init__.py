@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from cftdiag.kernels.job import kernels
 from cftdiag.target.devices import DEVICES, TARGETS, Device, device
 from cftdiag.target.errors import TargetUnavailable
 
@@ -35,6 +34,5 @@ __all__ = [
     "assumptions",
     "backend",
     "device",
-    "kernels",
     "probe",
 ]

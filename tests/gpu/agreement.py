@@ -15,8 +15,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from cftdiag.kernels import kernels
 from cftdiag.kernels.regime_changes import body, calls
-from cftdiag.target import kernels
 from tests.gpu.program import LENGTHS, MODEL, ROWS
 from tests.truth.compare import Log, differences, parse
 

@@ -16,9 +16,9 @@ import pytest
 from cftdiag.options import CheckOptions
 from cftdiag.passes.launch import LiveFork, Pass
 from cftdiag.passes.messages import Done, PassTask, ProgressEvent, Refused
-from cftdiag.subject import Recipe
+from cftdiag.subject import Origin
 
-TASK = PassTask(mode="auto", recipe=Recipe(type="live", name="m"), options=CheckOptions())
+TASK = PassTask(mode="auto", origin=Origin(type="live", name="m"), options=CheckOptions())
 
 
 def said(number: int = 0) -> ProgressEvent:
@@ -112,8 +112,8 @@ def test_a_server_goes_on_after_a_pass_that_was_left_early(tmp_path):
     from cftdiag.passes.launch import ForkServer
 
     (tmp_path / "bad.py").write_text("def build():\n    return None\n")
-    recipe = Recipe(type="file", name="bad.py:build", path=str(tmp_path / "bad.py"))
-    task = PassTask(mode="auto", recipe=recipe, options=CheckOptions(model="x"))
+    origin = Origin(type="file", name="bad.py:build", path=str(tmp_path / "bad.py"))
+    task = PassTask(mode="auto", origin=origin, options=CheckOptions(model="x"))
     server = ForkServer()
     try:
         for _ in range(3):
@@ -130,11 +130,11 @@ import sys
 from cftdiag.options import CheckOptions
 from cftdiag.passes.launch import ForkServer, Pass
 from cftdiag.passes.messages import PassTask
-from cftdiag.subject import Recipe
+from cftdiag.subject import Origin
 server = ForkServer()
 print("server", server._process.pid, flush=True)
-recipe = Recipe(type="file", name="slow", path=sys.argv[1])
-for message in Pass(server, PassTask(mode="auto", recipe=recipe, options=CheckOptions(model="x")), 120):
+origin = Origin(type="file", name="slow", path=sys.argv[1])
+for message in Pass(server, PassTask(mode="auto", origin=origin, options=CheckOptions(model="x")), 120):
     print(message, flush=True)
 """
 

@@ -110,9 +110,9 @@ from cftdiag.passes.messages import KernelsTask
 
 for key, settings in json.load(sys.stdin):
     torch._dynamo.reset()
-    recipe = resolve(f"cftdiag/diagnose/causes/examples/{key}.py:build")
-    options = CheckOptions(model=recipe.name, torch_config=settings)
-    report = describe(KernelsTask(recipe=recipe, options=options, target="h200"))
+    origin = resolve(f"cftdiag/diagnose/causes/examples/{key}.py:build")
+    options = CheckOptions(model=origin.name, torch_config=settings)
+    report = describe(KernelsTask(origin=origin, options=options, target="h200"))
     print(json.dumps([key, bool(settings), report["findings"]]))
 """
 

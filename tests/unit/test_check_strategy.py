@@ -31,10 +31,10 @@ from cftdiag.passes.messages import (
     StepShape,
     Unfit,
 )
-from cftdiag.subject import Recipe
+from cftdiag.subject import Origin
 
 OPTIONS = CheckOptions(model="m.py:build")
-RECIPE = Recipe(type="file", name="m.py:build", path="m.py")
+ORIGIN = Origin(type="file", name="m.py:build", path="m.py")
 PROGRAM = Program(
     mode="collect",
     depth="joint",
@@ -223,11 +223,11 @@ def test_a_failure_of_eager_code_is_the_programs_own():
 
 
 def test_proofs_take_one_block_of_a_kind_and_the_lengths_that_compile():
-    config = Recipe(type="config", name="m")
+    config = Origin(type="config", name="m")
     assert strategy.proof_options(OPTIONS, config, (8, 12)).lengths == (8, 12)
     assert strategy.proof_options(OPTIONS, config, None).layers == "auto"
     assert strategy.proof_options(CheckOptions(model="m", layers="3"), config, None).layers == "3"
-    assert strategy.proof_options(OPTIONS, RECIPE, None) == OPTIONS
+    assert strategy.proof_options(OPTIONS, ORIGIN, None) == OPTIONS
 
 
 # ---- what the messages come to ----
@@ -343,7 +343,7 @@ def test_stacks_that_the_step_never_calls_are_told():
     told_again = dataclasses.replace(PROGRAM, untouched=("tower.*",))
     launcher = Told([PROGRAM, Observed(event=compiled()), told_again, RAN], [RAN], [RAN])
     seen = []
-    report = run(OPTIONS, Runner(RECIPE, launcher, seen.append))
+    report = run(OPTIONS, Runner(ORIGIN, launcher, seen.append))
     assert [task.mode for task in launcher.tasks] == ["auto", "reference", "numerics"]
     assert "calls no block of tower.*" in report.undetermined[-1]
     assert (report.verdict, len(report.compiles)) == ("viable", 1)
@@ -353,7 +353,7 @@ def test_stacks_that_the_step_never_calls_are_told():
 
 def test_a_pass_that_dies_leaves_no_conclusion():
     launcher = Told([PROGRAM, Observed(event=compiled()), DIES], [PROGRAM, DIES])
-    report = run(OPTIONS, Runner(RECIPE, launcher))
+    report = run(OPTIONS, Runner(ORIGIN, launcher))
     assert (report.verdict, len(report.compiles), report.exit_code()) == ("error", 1, 3)
     assert report.undetermined[0] == "the collect pass did not end: the pass ended early (exit code 3)"
     assert [task.mode for task in launcher.tasks] == ["auto", "fullgraph"]
@@ -362,5 +362,5 @@ def test_a_pass_that_dies_leaves_no_conclusion():
 def test_a_failure_of_the_program_itself_is_refused():
     launcher = Told([PROGRAM, RAISED, RAN], [PROGRAM, RAISED, RAN])
     with pytest.raises(InputError, match=r"fails without torch\.compile too"):
-        run(OPTIONS, Runner(RECIPE, launcher))
+        run(OPTIONS, Runner(ORIGIN, launcher))
     assert [task.mode for task in launcher.tasks] == ["auto", "eager"]

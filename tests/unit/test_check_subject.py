@@ -7,7 +7,7 @@ import json
 import pytest
 
 from cftdiag.errors import InputError
-from cftdiag.subject import Recipe, Subject, as_subject, resolve
+from cftdiag.subject import Origin, Subject, as_subject, resolve
 
 
 class Model:
@@ -24,19 +24,19 @@ def test_a_directory_and_its_config(tmp_path):
     config = {"model_type": "qwen3", "hidden_size": 64}
     (tmp_path / "config.json").write_text(json.dumps(config))
     for given in (tmp_path, tmp_path / "config.json"):
-        recipe = resolve(str(given))
-        assert (recipe.type, recipe.config, recipe.name) == ("config", config, tmp_path.name)
+        origin = resolve(str(given))
+        assert (origin.type, origin.config, origin.name) == ("config", config, tmp_path.name)
 
 
 def test_a_builder(tmp_path):
     (tmp_path / "mine.py").write_text("def make(): pass")
-    recipe = resolve(f"{tmp_path}/mine.py:make")
-    assert (recipe.type, recipe.attr) == ("file", "make")
+    origin = resolve(f"{tmp_path}/mine.py:make")
+    assert (origin.type, origin.attr) == ("file", "make")
     assert resolve(f"{tmp_path}/mine.py").attr == "build"
 
 
 def test_a_hub_id_is_left_to_the_hub():
-    assert resolve("somebody/their-model") == Recipe(type="hub", name="somebody/their-model")
+    assert resolve("somebody/their-model") == Origin(type="hub", name="somebody/their-model")
 
 
 @pytest.mark.parametrize(

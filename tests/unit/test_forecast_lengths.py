@@ -146,6 +146,9 @@ def test_token_budget_counts_padding() -> None:
     found = list(batches([10, 10, 30, 5, 5, 5], options(max_tokens_per_gpu=40)))
     assert [rows for _, _, rows in found] == [[(2, 10, "")], [(1, 30, "")], [(3, 5, "")]]
     assert all(rows[0][0] * rows[0][1] <= 40 for _, _, rows in found)
+    # a batch may fill the budget to the last token
+    full = list(batches([20, 20, 20], options(max_tokens_per_gpu=40)))
+    assert [rows for _, _, rows in full] == [[(2, 20, "")], [(1, 20, "")]]
     capped = list(batches([10, 10, 10], options(max_tokens_per_gpu=40, batch_size=2, world_size=2)))
     assert capped == [(1, 0, [(2, 10, ""), (1, 10, "")])]
 

@@ -119,6 +119,14 @@ def test_representatives_equal_no_other_dimension() -> None:
     assert is_static(stuck) and not is_static(near)
 
 
+def test_a_regime_is_warmed_with_the_shape_that_compiled_its_newest_graph() -> None:
+    shapes = [Shape(2, 70, "", 1, 0, 1), Shape(2, 80, "", 2, 0, 9), Shape(2, 90, "", 3, 0, 2)]
+    visits = [Visit(shape=shape, kind=0, cell=(("a", "0/0"), ("b", "1/0"))) for shape in shapes]
+    conditions = {(call, graph, 0): Condition() for call, graph in visits[0].cell}
+    triggers = {"0/0": shapes[0], "1/0": shapes[2]}
+    assert build(visits, conditions, KINDS, triggers).regimes[0].representative == (2, 90, "")
+
+
 def test_calls_of_several_kinds_make_joint_regimes_and_thresholds_are_bounds() -> None:
     below, above = (
         Kind(id=0, variant="", domain=Condition(("(S <= 40)",))),

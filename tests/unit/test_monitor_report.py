@@ -13,7 +13,8 @@ import pytest
 from cftdiag.events import Event
 from cftdiag.monitor import is_run, load_run, report
 from cftdiag.monitor.divergence import divergences, ranks_text
-from cftdiag.monitor.run_files import steps_of
+from cftdiag.monitor.run_files import Session, steps_of
+from cftdiag.monitor.run_findings import context
 from cftdiag.report import run_terminal as run_view
 
 
@@ -99,6 +100,17 @@ def test_ranks_that_compile_together_do_not_diverge(tmp_path: Path) -> None:
     assert divergences(run.events, run.steps, run.ranks) == []
     (finding,) = run.findings
     assert (finding.cause, finding.count, finding.evidence[0]) == ("seq_len", 2, "on ranks 0-1")
+
+
+@pytest.mark.parametrize(
+    ("start", "hits", "limit"), [(8, [4], 4), (8, [16, 12], 16), (6, [], 6), (None, [], 8), (None, [3], 3)]
+)
+def test_the_limit_that_was_hit_counts_not_the_one_at_the_start(
+    start: int | None, hits: list[int], limit: int
+) -> None:
+    events = [Event(kind="limit_hit", time=0.0, detail={"limit": n}) for n in hits]
+    head = {} if start is None else {"settings": {"limit": start}}
+    assert context(Session(rank=0, file="rank0", head=head, events=events)).limit == limit
 
 
 def test_a_rank_waits_no_longer_than_its_step(tmp_path: Path) -> None:

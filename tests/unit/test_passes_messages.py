@@ -36,7 +36,7 @@ from cftdiag.passes.messages import (
     decode,
     encode,
 )
-from cftdiag.subject import Recipe
+from cftdiag.subject import Origin
 
 FRAME = Frame(file="m.py", line=3, function="forward", code="return x")
 GUARD = Guard(expression="L['x'].size()[1] == 5", source="L['x'].size()[1]", expected="5", actual="6")
@@ -52,13 +52,13 @@ EVENT = Event(
     stack=(FRAME,),
     seconds={"total": 0.5},
 )
-RECIPE = Recipe(type="config", name="m", model_type="llama", config={"num_hidden_layers": 2})
+ORIGIN = Origin(type="config", name="m", model_type="llama", config={"num_hidden_layers": 2})
 OPTIONS = CheckOptions(model="m", lengths=(8, 16), torch_config={"torch._dynamo.config.verbose": True})
 SWEEP = SweepTask(rank=1, shapes=(Shape(2, 8, PADDED, 1, 0, 4),), warm=(Shape(2, 8),))
 EXAMPLES = [
-    PassTask(mode="sweep", recipe=RECIPE, options=OPTIONS, fullgraph=True, sweep=SWEEP),
-    PassTask(mode="numerics", recipe=RECIPE, options=OPTIONS, compare="reference.pt"),
-    KernelsTask(recipe=RECIPE, options=OPTIONS, target="h200", block="Block"),
+    PassTask(mode="sweep", origin=ORIGIN, options=OPTIONS, fullgraph=True, sweep=SWEEP),
+    PassTask(mode="numerics", origin=ORIGIN, options=OPTIONS, compare="reference.pt"),
+    KernelsTask(origin=ORIGIN, options=OPTIONS, target="h200", block="Block"),
     ProgressEvent(phase="step", mode="collect", step=1, of=4, length=8),
     Observed(event=EVENT),
     Program(

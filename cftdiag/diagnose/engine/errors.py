@@ -13,8 +13,7 @@ from cftdiag.diagnose.causes.performance import MANY_BLOCKS
 from cftdiag.diagnose.engine import places
 from cftdiag.diagnose.engine.context import Context
 from cftdiag.diagnose.engine.draft import Drafts, region
-from cftdiag.diagnose.engine.miss import RESUME
-from cftdiag.events import Event
+from cftdiag.events import RESUME, Event
 from cftdiag.findings import Where
 
 #: Exceptions that have an event of their own kind: a break, or a limit hit.

@@ -12,9 +12,7 @@ from typing import Any
 
 from cftdiag.conditions import MISSING, Condition
 from cftdiag.diagnose.engine.context import Context
-from cftdiag.events import Event, Reason
-
-RESUME = "torch_dynamo_resume_in_"
+from cftdiag.events import RESUME, Event, Reason
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

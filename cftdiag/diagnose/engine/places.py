@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from cftdiag.events import Code, Event, Frame
+from cftdiag.events import RESUME, Code, Event, Frame
 from cftdiag.findings import Where
 
 _TORCH = re.compile(r"(^|/)(torch|torch/_\w+|functorch)/|<(eval_with_key|string|frozen|torch)")
@@ -21,7 +21,7 @@ _STANDARD_LIBRARY = re.compile(
 _MODEL = re.compile(r"/transformers/(models/|integrations/|modeling\w*\.py)")
 _OURS = str(Path(__file__).parents[2]) + "/"
 _EXAMPLES = str(Path(__file__).parents[1] / "causes" / "examples") + "/"
-_RESUMED = re.compile(r"torch_dynamo_resume_in_(\w+?)_at_\d+")
+_RESUMED = re.compile(RESUME + r"(\w+?)_at_\d+")
 
 
 def is_torch(frame: Frame) -> bool:

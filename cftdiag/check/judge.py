@@ -72,10 +72,18 @@ def _probes(main: BuiltPass, options: CheckOptions, numerics: Mapping[str, Any] 
         probes["numerics"] = numerics
     if main.raised is not None:
         probes["captured_error"] = {"type": main.raised.error, "message": main.raised.message}
-    if main.ended and not program.wrap and options.compile_scope in ("block", "block+loss"):
-        never = [b.fqn for b in program.blocks if not main.calls.get(b.fqn)]
-        if never:
-            probes["never_run"] = never
+    if main.ended and options.compile_scope != "none":
+        by_block = not program.wrap and options.compile_scope in ("block", "block+loss")
+        never = [b.fqn for b in program.blocks if by_block and not main.calls.get(b.fqn)]
+        silent = {n.name: n for n in (() if result is None else result.never_ran)}
+        if never or silent:
+            probes["never_run"] = list(dict.fromkeys((*never, *silent)))
+        # only what was called can have been skipped
+        probes["skipped_frames"] = [
+            {"block": n.name, "class": n.cls, "file": n.skipped_file}
+            for n in silent.values()
+            if n.skipped_file is not None and main.calls.get(n.name, 1)
+        ]
     last = main.last
     if main.outcome == "timeout" and last is not None and last.phase == "step":
         probes["timeout"] = {"seconds": options.timeout, "phase": last.phase, "step": last.step}

@@ -165,6 +165,7 @@ class Monitor:
         self._step_started = time.perf_counter()
         self._shapes: list[tuple[int, int]] = []
         self._last_event: Event | None = None
+        self._told_never_run = False
         self._compiling: dict[str, Any] | None = None
         self._recorder = Recorder(self._model, on_event=self._on_event, keep_payloads=self._keep_payloads)
         self._recorder.step = 1
@@ -185,6 +186,7 @@ class Monitor:
         """Stop listening and put everything back. May be called again."""
         if not self._open:
             return
+        self._guarded(self._tell_never_run)
         self._open = False
         _LIVE.discard(self)
         self._end_steps()
@@ -423,25 +425,31 @@ class Monitor:
         if found and self._journal is not None:
             self._journal.note(self.steps, {"blocks": found})
         if self.steps == self._warmup_steps + 1:
-            for name, cls in self._watched.never_run():
-                message = f"{name} ({cls}) is compiled but has not run compiled in {self.steps} steps"
-                detail = {
-                    "type": NOT_REACHED,
-                    "cause": NOT_REACHED,
-                    "message": message,
-                    "phase": "monitor",
-                    "fullgraph": None,
-                }
-                self._on_event(
-                    Event(
-                        kind="error",
-                        time=time.time(),
-                        step=self.steps,
-                        block=name,
-                        block_class=cls,
-                        detail=detail,
-                    )
+            self._tell_never_run()
+
+    def _tell_never_run(self) -> None:
+        """What was to be compiled and ran no graph: told once, after the warm-up or at the end of a short run."""
+        if self._told_never_run or not self.steps:
+            return
+        self._told_never_run = True
+        for never in self._watched.never_run():
+            detail = {
+                "type": NOT_REACHED,
+                "cause": NOT_REACHED,
+                "message": never.message(self.steps),
+                "phase": "monitor",
+                "fullgraph": None,
+            }
+            self._on_event(
+                Event(
+                    kind="error",
+                    time=time.time(),
+                    step=self.steps,
+                    block=never.name,
+                    block_class=never.cls,
+                    detail=detail,
                 )
+            )
 
     def _alarm(self, alarm: Alarm) -> None:
         if len(self.alarms) < KEEP_EVENTS:

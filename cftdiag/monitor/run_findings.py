@@ -52,7 +52,7 @@ def context(session: Session) -> Context:
     )
     batches = _batches(session)
     checkpointed = any(e.detail.get("under_checkpoint") for e in session.events)
-    never_run = [e.block for e in session.events if e.detail.get("type") == NOT_REACHED]
+    never_run = [e.block or e.block_class for e in session.events if e.detail.get("type") == NOT_REACHED]
     return Context(
         blocks=blocks,
         lengths=[length for _, length in batches],

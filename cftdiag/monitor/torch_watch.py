@@ -7,15 +7,31 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from cftdiag.capture import batch_shapes
+from cftdiag.capture.compile_requests import CompileRequests
 from cftdiag.capture.guard_lookups import Lookups
 from cftdiag.capture.in_flight import Compiling, group_timeout, recompile_limit
 from cftdiag.events import Event
 
 #: Limit of torch 2.11 to 2.14, reported until Dynamo is there to be asked.
 DEFAULT_LIMIT = 8
+
+
+class NeverRun(NamedTuple):
+    """A module or function that was to be compiled and ran no graph; ``name`` is None without a model."""
+
+    name: str | None
+    cls: str
+    skipped_file: str | None
+    """The file of its forward, where Dynamo skips the frames of that file."""
+
+    def message(self, steps: int) -> str:
+        """One sentence for an alarm."""
+        what = self.cls if self.name is None else f"{self.name} ({self.cls})"
+        why = "" if self.skipped_file is None else f": Dynamo skips the frames of {self.skipped_file}"
+        return f"{what} is compiled but has not run compiled in {steps} steps{why}"
 
 
 class Watched:
@@ -32,6 +48,8 @@ class Watched:
         self.pending = False
         """A compile has been seen since the last :meth:`install`: there may be modules to watch."""
         self._recorder = recorder
+        self._requests = CompileRequests()
+        self._requests.__enter__()
         self._shape = shape
         self._compiling = Compiling(compile_start, compile_end)
         self._lookups: Lookups | None = None
@@ -51,6 +69,7 @@ class Watched:
     def close(self) -> None:
         """Take everything off."""
         self._compiling.close()
+        self._requests.__exit__()
         if self._lookups is not None:
             self._lookups.close()
         for undo in self._undo.values():
@@ -59,6 +78,7 @@ class Watched:
 
     def note(self, event: Event) -> None:
         """See an event of the recorder."""
+        self._requests.see(event)
         if event.kind == "compile":
             self.pending = True
             if event.detail.get("status") == "ok":
@@ -88,16 +108,21 @@ class Watched:
                 self._undo[key] = batch_shapes.wrap_call(module, functools.partial(self._first_call, key))
         return found
 
-    def never_run(self) -> list[tuple[str, str]]:
-        """(name, class) of compiled modules that were never called, or called while no code of theirs was
-        ever compiled.
-        """
+    def never_run(self) -> list[NeverRun]:
+        """What was to be compiled and was never called, or called while no code of its own was compiled."""
         found = []
         for key, (name, cls, codes) in self._names.items():
             # Equal blocks share compiled code, and a script may have replaced a forward: name, class or code,
             # any of them is proof.
             if key not in self._ran or not self._compiled & {name, cls, *codes}:
-                found.append((name, cls))
+                found.append(NeverRun(name, cls, None))
+        known = {never.name for never in found}
+        for target, cls, skipped_file in self._requests.idle(self._recorder.blocks.name):
+            # without a model there are no names: then all of a class are told once, by the class
+            name = self._recorder.blocks.name(target)
+            if (name or cls) not in known and id(target) not in self._ran:
+                known.add(name or cls)
+                found.append(NeverRun(name, cls, skipped_file))
         return found
 
     def count_guards(self, every: int) -> None:

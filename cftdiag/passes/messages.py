@@ -151,6 +151,17 @@ class Assumption:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class NeverRan:
+    """A module or function that was to be compiled and of which no graph exists."""
+
+    name: str
+    """Name in the model, ``<root>`` for the model itself, else the function's own."""
+    cls: str
+    skipped_file: str | None
+    """The file of its forward, where Dynamo skips the frames of that file."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Result:
     """What the pass knows at its end, beside its events."""
 
@@ -159,6 +170,7 @@ class Result:
     fullgraph: Mapping[str, bool]
     """Block -> whether it was captured whole; of the fullgraph pass."""
     calls: Mapping[str, int]
+    never_ran: tuple[NeverRan, ...] = ()
     late_hooks: tuple[Mapping[str, Any], ...] = ()
     saved_tensor_hooks: tuple[Mapping[str, Any], ...] = ()
     numerics: Mapping[str, Any] | None = None

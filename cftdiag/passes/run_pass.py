@@ -24,8 +24,9 @@ import torch
 
 from cftdiag import fastforward
 from cftdiag.capture import Recorder, counting
+from cftdiag.capture.compile_requests import CompileRequests
 from cftdiag.errors import EnvironmentUnfit, InputError, one_line
-from cftdiag.events import Frame
+from cftdiag.events import Event, Frame
 from cftdiag.forecast.lengths import Shape
 from cftdiag.options import CheckOptions
 from cftdiag.passes import numerics
@@ -33,6 +34,7 @@ from cftdiag.passes.compiled_calls import Watch, compiles_seen, is_checkpoint_fa
 from cftdiag.passes.messages import (
     Assumption,
     Forecast,
+    NeverRan,
     Observed,
     PassTask,
     Program,
@@ -106,7 +108,8 @@ class _Pass:
 
     def run(self) -> None:
         fastforward.reset()
-        recorder = Recorder(on_event=lambda event: self.send(Observed(event=event)))
+        self.requests = CompileRequests()
+        recorder = Recorder(on_event=self.observe)
         try:
             with contextlib.ExitStack() as stack:
                 for context in self.contexts(recorder):
@@ -127,8 +130,13 @@ class _Pass:
         finally:
             self.watch.undo()
 
+    def observe(self, event: Event) -> None:
+        self.requests.see(event)
+        self.send(Observed(event=event))
+
     def contexts(self, recorder: Recorder) -> Iterator[Any]:
         yield recorder
+        yield self.requests
         yield fastforward.routing_policy(self.options.routing)
         yield _warnings_kept_quiet()
         if self.subject.wrap is not None or self.prepared.step is not None:
@@ -349,6 +357,7 @@ class _Pass:
                 graphs={fqn: tuple(sorted(ids)) for fqn, ids in recorder.graphs.items()},
                 fullgraph=dict(self.watch.fullgraph),
                 calls=dict(self.watch.calls),
+                never_ran=self.never_ran(recorder),
                 late_hooks=tuple(self.watch.late_hooks),
                 saved_tensor_hooks=tuple(self.watch.saved_hooks.values()),
                 numerics=self.numerics(),
@@ -358,6 +367,21 @@ class _Pass:
                 peak_rss_gb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6,
             )
         )
+
+    def never_ran(self, recorder: Recorder) -> tuple[NeverRan, ...]:
+        """What was to be compiled and ran no graph, though the steps ran to their end."""
+        if self.mode in ("reference", "eager", "sweep"):
+            return ()
+        kept = {fqn for fqn, _ in self.blocks} if self.untouched else None
+        found = [
+            NeverRan(
+                name=recorder.blocks.name(idle.target) or idle.cls,
+                cls=idle.cls,
+                skipped_file=idle.skipped_file,
+            )
+            for idle in self.requests.idle(recorder.blocks.name)
+        ]
+        return tuple(never for never in found if kept is None or never.name in kept)
 
     def undetermined(self) -> tuple[Assumption, ...]:
         """What the verdict does not know: values that were assumed, and what an absent device would decide."""

@@ -87,9 +87,12 @@ CAUSES = (
     ),
     cause(
         "compiled_region_not_reached",
-        says="The compiled code of {blocks} was never called while the model ran.",
+        says="{blocks} was to be compiled and ran no graph: {why}.",
         kinds=("error",),
         remedies=(
+            Remedy(
+                summary="Put the {skipped_class} into a module with a forward of its own, or torch.compile a function that calls it."
+            ),
             Remedy(
                 summary="Use block.compile() (in place), or put torch.compile's result back into the model."
             ),

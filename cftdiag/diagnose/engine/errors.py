@@ -132,8 +132,17 @@ def _hooks(context: Context, drafts: Drafts) -> None:
         draft, _ = drafts.get("error", "compiled_region_not_reached", "error")
         draft.blocks += never
         draft.count = len(never)
-        draft.facts = {"blocks": ", ".join(context.shorten(never))}
-        draft.note(f"{len(never)} compiled blocks, no call of their compiled code")
+        draft.facts = {
+            "blocks": ", ".join(context.shorten(never)),
+            "why": "its compiled code was never called",
+        }
+        skipped = context.probes.get("skipped_frames") or ()
+        if skipped:
+            cls, file = skipped[0]["class"], skipped[0]["file"]
+            draft.facts["skipped_class"] = cls
+            draft.facts["why"] = f"Dynamo skips the frames of torch's own files, and {cls}.forward is in one"
+            draft.note(f"{cls}.forward is in {file}, whose frames Dynamo skips")
+        draft.note(f"{len(never)} to be compiled, 0 graphs")
 
 
 def _numerics(context: Context, drafts: Drafts) -> None:

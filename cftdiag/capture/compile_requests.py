@@ -1,0 +1,118 @@
+"""What a program asks torch to compile, and what of it never ran a graph.
+
+torch says nothing where a compiled module is never called, or where Dynamo skips its frame: "compile is on"
+and everything is eager. Here each call of ``torch.compile`` (``Module.compile`` goes through it too) is noted,
+and what compiled afterwards is held against it.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import weakref
+from collections.abc import Callable
+from types import CodeType
+from typing import Any, NamedTuple
+
+from cftdiag.capture.blocks import unwrap
+from cftdiag.events import Event
+
+
+class Idle(NamedTuple):
+    """A module or function that was to be compiled and of which no graph exists."""
+
+    target: Any
+    cls: str
+    """Class name of a module, qualified name of a function."""
+    skipped_file: str | None
+    """The file of its forward, where Dynamo skips that file's frames (those of ``torch.nn``)."""
+
+
+class CompileRequests:
+    """A context that notes what is asked for; feed it the events of the same time."""
+
+    def __init__(self) -> None:
+        self._targets: list[weakref.ref[Any]] = []
+        self._compiled: set[tuple[str, int]] = set()
+        self._blocks: set[str] = set()
+        self._undo: Callable[[], None] | None = None
+
+    def __enter__(self) -> CompileRequests:
+        import torch
+
+        original = torch.compile
+
+        @functools.wraps(original)
+        def compile(model: Any = None, **kwargs: Any) -> Any:
+            if model is not None and not kwargs.get("disable"):
+                self._note(model)
+            return original(model, **kwargs)
+
+        torch.compile = compile
+
+        def undo() -> None:
+            # someone may have replaced it again since: only our own layer is taken off
+            if torch.compile is compile:
+                torch.compile = original
+
+        self._undo = undo
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._undo is not None:
+            self._undo()
+            self._undo = None
+
+    def see(self, event: Event) -> None:
+        """Take in an event: whatever was compiled, broke or failed is no longer silent."""
+        if event.kind == "compile" and (event.detail.get("status") != "ok" or not event.detail.get("ops")):
+            return
+        if event.kind in ("compile", "graph_break", "limit_hit", "error"):
+            if event.code is not None:
+                self._compiled.add((event.code.file, event.code.line))
+            if event.block is not None:
+                self._blocks.add(event.block)
+
+    def idle(self, name_of: Callable[[Any], str | None]) -> list[Idle]:
+        """What was asked for and neither compiled nor broke. ``name_of`` names a module of the watched model."""
+        found: dict[int, Idle] = {}
+        for reference in self._targets:
+            target = reference()
+            if target is None or self._told(target, name_of):
+                continue
+            codes = _codes(target)
+            cls = getattr(target, "__qualname__", type(unwrap(target)).__name__)
+            found[id(target)] = Idle(target, cls, next(filter(None, map(_skipped, codes)), None))
+        return list(found.values())
+
+    def _told(self, target: Any, name_of: Callable[[Any], str | None]) -> bool:
+        if {(code.co_filename, code.co_firstlineno) for code in _codes(target)} & self._compiled:
+            return True
+        name = name_of(target)
+        # the frame of a whole model may be skipped while those of modules inside are compiled
+        return name is not None and any(
+            block == name or block.startswith(f"{name}.") or name in ("", "<root>") for block in self._blocks
+        )
+
+    def _note(self, model: Any) -> None:
+        target = getattr(model, "__self__", model) if inspect.ismethod(model) else model
+        try:
+            self._targets.append(weakref.ref(target))
+        except TypeError:
+            return  # a builtin or a partial: nothing to find again
+
+
+def _codes(target: Any) -> list[CodeType]:
+    import torch
+
+    if isinstance(target, torch.nn.Module):
+        return [c for m in (target, unwrap(target)) if (c := getattr(type(m).forward, "__code__", None))]
+    code = getattr(inspect.unwrap(target), "__code__", None)
+    return [] if code is None else [code]
+
+
+def _skipped(code: CodeType) -> str | None:
+    """The file of a frame that Dynamo skips by its rules on files; None for one that it compiles."""
+    from torch._dynamo import trace_rules
+
+    return code.co_filename if trace_rules.check(code) else None

@@ -86,8 +86,11 @@ class CompileRequests:
         return list(found.values())
 
     def _told(self, target: Any, name_of: Callable[[Any], str | None]) -> bool:
-        if {(code.co_filename, code.co_firstlineno) for code in _codes(target)} & self._compiled:
+        codes = _codes(target)
+        if {(code.co_filename, code.co_firstlineno) for code in codes} & self._compiled:
             return True
+        if any(_cached(code) for code in codes):
+            return True  # compiled before anybody listened
         name = name_of(target)
         # the frame of a whole model may be skipped while those of modules inside are compiled
         return name is not None and any(
@@ -109,6 +112,12 @@ def _codes(target: Any) -> list[CodeType]:
         return [c for m in (target, unwrap(target)) if (c := getattr(type(m).forward, "__code__", None))]
     code = getattr(inspect.unwrap(target), "__code__", None)
     return [] if code is None else [code]
+
+
+def _cached(code: CodeType) -> bool:
+    from torch._dynamo.eval_frame import _debug_get_cache_entry_list
+
+    return bool(_debug_get_cache_entry_list(code))
 
 
 def _skipped(code: CodeType) -> str | None:

@@ -153,18 +153,26 @@ def _subject(main: BuiltPass, origin: Origin, options: CheckOptions) -> dict[str
 def _blocks(main: BuiltPass, findings: Sequence[Finding], context: Context) -> tuple[BlockResult, ...]:
     recompiled = [e.block for e in main.events if e.kind == "recompile"]
     broken = [pattern for f in findings if f.kind == "graph_break" for pattern in f.blocks]
+    # what hit the limit runs eager from then on, whatever was captured before
+    limited = [pattern for f in findings if f.kind == "limit_hit" for pattern in f.blocks]
     return tuple(
         BlockResult(
             fqn=b.fqn,
             cls=b.cls,
             kind=b.kind,
             graphs=len(main.graphs.get(b.fqn, ())),
-            graph_breaks=sum(pattern == b.fqn or fnmatchcase(b.fqn, pattern) for pattern in broken),
+            graph_breaks=sum(_covers(pattern, b.fqn) for pattern in broken),
             recompiles=recompiled.count(b.fqn),
-            fullgraph=context.fullgraph.get(b.fqn),
+            fullgraph=False
+            if any(_covers(pattern, b.fqn) for pattern in limited)
+            else context.fullgraph.get(b.fqn),
         )
         for b in context.blocks
     )
+
+
+def _covers(pattern: str, fqn: str) -> bool:
+    return pattern == fqn or fnmatchcase(fqn, pattern)
 
 
 def _compiles(main: BuiltPass, context: Context) -> list[dict[str, Any]]:

@@ -437,6 +437,7 @@ class Monitor:
                 "type": NOT_REACHED,
                 "cause": NOT_REACHED,
                 "message": never.message(self.steps),
+                "skipped_file": never.skipped_file,
                 "phase": "monitor",
                 "fullgraph": None,
             }

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cftdiag.diagnose import Block, Context, diagnose
 from cftdiag.findings import SEVERITIES, Finding
@@ -52,7 +52,15 @@ def context(session: Session) -> Context:
     )
     batches = _batches(session)
     checkpointed = any(e.detail.get("under_checkpoint") for e in session.events)
-    never_run = [e.block or e.block_class for e in session.events if e.detail.get("type") == NOT_REACHED]
+    silent = [e for e in session.events if e.detail.get("type") == NOT_REACHED]
+    probes: dict[str, Any] = {}
+    if silent:
+        probes["never_run"] = [e.block or e.block_class for e in silent]
+        probes["skipped_frames"] = [
+            {"block": e.block, "class": e.block_class, "file": e.detail["skipped_file"]}
+            for e in silent
+            if e.detail.get("skipped_file")
+        ]
     return Context(
         blocks=blocks,
         lengths=[length for _, length in batches],
@@ -62,7 +70,7 @@ def context(session: Session) -> Context:
         wrap=True,
         ac="full" if checkpointed else "none",
         limit=_limit(session),
-        probes={"never_run": never_run} if never_run else {},
+        probes=probes,
     )
 
 

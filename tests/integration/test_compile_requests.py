@@ -1,0 +1,87 @@
+"""What was to be compiled and ran no graph is told, whoever asked for it and however."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import cftdiag
+from cftdiag.capture import Recorder
+from cftdiag.capture.compile_requests import CompileRequests
+
+
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4)
+
+    def forward(self, x):
+        return x + self.linear(x)
+
+
+def double(x):
+    return x * 2
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def _idle(ask, use):
+    """Classes and skipped files of what ``ask`` compiled and ``use`` never ran compiled."""
+    requests = CompileRequests()
+    with requests, Recorder(on_event=requests.see):
+        compiled = ask()
+        use(compiled)
+        return [(idle.cls, idle.skipped_file) for idle in requests.idle(lambda target: None)]
+
+
+def _in_place(module):
+    module.compile(backend="eager")
+    return module
+
+
+def test_what_runs_compiled_is_not_told() -> None:
+    x = torch.ones(2, 4)
+    assert not _idle(lambda: _in_place(Block()), lambda block: block(x))
+    assert not _idle(lambda: torch.compile(Block(), backend="eager"), lambda block: block(x))
+    assert not _idle(lambda: torch.compile(double, backend="eager"), lambda function: function(x))
+    # a block of equal code is served by the other one's graph
+    assert not _idle(lambda: [_in_place(Block()), _in_place(Block())], lambda blocks: [b(x) for b in blocks])
+    assert not _idle(lambda: torch.compile(double, backend="eager", disable=True), lambda function: None)
+
+
+def test_what_never_runs_is_told_with_the_reason_where_it_is_known() -> None:
+    x = torch.ones(2, 4)
+    assert _idle(lambda: torch.compile(Block(), backend="eager"), lambda block: None) == [("Block", None)]
+    assert _idle(lambda: torch.compile(double, backend="eager"), lambda function: double(x)) == [
+        ("double", None)
+    ]
+    sequential = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
+    [(cls, file)] = _idle(lambda: _in_place(sequential), lambda block: block(x))
+    assert cls == "Sequential" and file.endswith("container.py")
+
+
+def test_torch_is_left_as_it_was_found() -> None:
+    before = torch.compile
+    with CompileRequests():
+        assert torch.compile is not before
+    assert torch.compile is before
+
+
+def test_a_monitored_loop_without_a_model_says_that_nothing_runs_compiled(tmp_path, capsys) -> None:
+    block = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
+    with cftdiag.Monitor(run_dir=tmp_path / "run", warmup_steps=2):
+        block.compile(backend="eager")
+        optimizer = torch.optim.SGD(block.parameters(), lr=0.1)
+        for _ in range(4):
+            block(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+    report = cftdiag.monitor.report(tmp_path / "run")
+    assert report["verdict"] == "not_viable"
+    [finding] = report["findings"]
+    assert finding["cause"] == "compiled_region_not_reached" and "Dynamo skips" in finding["explanation"]
+    assert any("container.py" in text for text in finding["evidence"])

@@ -81,7 +81,7 @@ class CompileRequests:
             if target is None or self._told(target, name_of):
                 continue
             codes = _codes(target)
-            cls = getattr(target, "__qualname__", type(unwrap(target)).__name__)
+            cls = getattr(target, "__qualname__", None) or type(unwrap(target)).__name__
             found[id(target)] = Idle(target, cls, next(filter(None, map(_skipped, codes)), None))
         return list(found.values())
 

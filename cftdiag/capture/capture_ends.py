@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from typing import Any
 
 from cftdiag.capture import torch_texts
@@ -67,6 +68,16 @@ def error_detail(text: str, exception: str, state: Compile) -> dict[str, Any]:
         "fullgraph": state.fullgraph,
         "under_checkpoint": state.under_checkpoint,
     }
+
+
+def differentiated_again(error: BaseException) -> bool:
+    """True when the backward in which ``error`` was raised was to have a gradient itself (``create_graph``)."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if frame.f_code.co_filename.endswith("/torch/autograd/__init__.py") and frame.f_locals.get(
+            "create_graph"
+        ):
+            return True
+    return False
 
 
 def _frame(compile_id: str) -> str:

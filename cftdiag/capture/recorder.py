@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any
 
+from cftdiag.capture import capture_ends
 from cftdiag.capture.assemble import Assembler
 from cftdiag.capture.blocks import Blocks
 from cftdiag.capture.compile_state import Live
@@ -135,6 +136,7 @@ class Recorder:
                 "message": str(error)[:4000],
                 "phase": phase,
                 "fullgraph": None,
+                "create_graph": capture_ends.differentiated_again(error),
             },
         )
         with self._lock:

@@ -177,6 +177,7 @@ def raised_events(result: PassResult) -> list[Event]:
                 "message": raised.message,
                 "phase": "step",
                 "fullgraph": result.mode == "fullgraph",
+                "create_graph": raised.create_graph,
             },
         )
     ]

@@ -49,7 +49,7 @@ def own_failure(first: PassResult, eager: PassResult) -> CheckError | None:
     where = raised.where
     place = f" at {os.path.basename(where.file)}:{where.line}" if where is not None and where.file else ""
     return InputError(
-        f"step {raised.step} fails without torch.compile too: {raised.error}: {raised.message[:300]}{place}"
+        f"step {raised.step} fails without torch.compile too: {raised.error}: {' '.join(raised.message.split())[:300]}{place}"
     )
 
 

@@ -197,11 +197,14 @@ class Lowering:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Raised:
-    """An exception left the training step. ``compile`` is True for one of the compiler."""
+    """An exception left the training step. ``compile`` is True for one of the compiler, ``create_graph`` for one
+    of a backward that was to be differentiated again.
+    """
 
     error: str
     message: str
     compile: bool
+    create_graph: bool = False
     where: Frame | None
     step: int
 

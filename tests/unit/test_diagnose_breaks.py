@@ -444,6 +444,21 @@ ERRORS = [
     ),
     ("ConstraintViolationError", "Constraints violated (L['x'].size()[1])!", "constraint_violation"),
     ("UserError", "Constraints violated (L['x'].size()[1])! For more information", "constraint_violation"),
+    (
+        "RuntimeError",
+        "This backward function was compiled with non-empty donated buffers which",
+        "donated_buffer",
+    ),
+    (
+        "RuntimeError",
+        "torch.compile with aot_autograd does not currently support double backward",
+        "double_backward",
+    ),
+    (
+        "RuntimeError",
+        "Expected a DTensor tangent but got a plain Tensor (tangent index: 0).",
+        "unused_subclass_output",
+    ),
     ("BackendCompilerFailed", "backend='inductor' raised: ...", "fullgraph_error"),
 ]
 
@@ -452,6 +467,29 @@ ERRORS = [
 def test_error(kind: str, message: str, expected: str) -> None:
     found = the(diagnose([raised(kind, message)], Context(blocks=BLOCKS)))
     assert (found.kind, found.cause, found.severity) == ("error", expected, "error")
+
+
+def test_donated_buffers_of_a_backward_that_is_differentiated_again() -> None:
+    message = (
+        "This backward function was compiled with non-empty donated buffers which requires create_graph=False"
+    )
+    found = the(diagnose([raised("RuntimeError", message, create_graph=True)], Context(blocks=BLOCKS)))
+    assert (found.cause, found.blocks) == ("double_backward", ("layers.*",))
+
+
+def test_unused_output_is_shown_where_it_is_made_and_by_the_block_of_its_graph() -> None:
+    message = (
+        "During the backward, we encountered a tensor subclass where we guessed its\nmetadata incorrectly.\n"
+        "Expected a DTensor tangent but got a plain Tensor (tangent index: 0).\n"
+        "This error occurred in compiled graph [3/0].\n\nThe forward output was created here:\n"
+        '  File "/home/me/model.py", line 13, in forward\n    return x, s * 2\n'
+    )
+    compiled = Event(kind="compile", time=1.0, compile_id="3/0", block="layers.2", code=CODE)
+    found = the(diagnose([compiled, raised("RuntimeError", message)], Context(blocks=BLOCKS[2:3])))
+    assert (found.blocks, found.where.line) == (("layers.2",), 13)
+    assert found.explanation.startswith(
+        "`return x, s * 2` makes an output of a compiled block that is a DTensor"
+    )
 
 
 def test_constraint_violation_names_the_line_that_fixes_the_size() -> None:

@@ -24,6 +24,7 @@ duck_shape int_arg module_int_attr module_float_attr module_bool_attr module_str
 closure_identity helper_class_identity class_attr global_value global_state grad_mode training_flag dtype stride size_0_1 shape_divisibility
 inductor_fusion_threshold inductor_size_regime tensor_type first_call_latch optimizer_lr_float object_identity generic_guard
 ac_recompute_other_graph ac_dtype_mismatch constraint_violation limit_not_visible_in_thread late_hook_ignored compiled_region_not_reached
+donated_buffer double_backward unused_subclass_output
 fullgraph_error silent_wrong_numerics rank_divergent_recompile compile_time_depth saved_tensor_hooks_whole_graph cache_miss cudagraph_skip
 graph_runs_eager kernel_spills kernel_scalar_access kernel_fp64 reduction_split
 """.split()
@@ -106,7 +107,7 @@ def test_sentences_name_only_facts_that_exist(cause: Cause) -> None:
 FACTS = """
 why skipped_class
 argument attribute name dim expected actual guard added multiple limit more dynamic_source state code line branch function callee callee_name reason
-logging_function said hint inner applied
+logging_function said hint inner applied subclass
 type message limit_note main_limit hook module step blocks eager compiled rel config rank code_name others count
 ops seconds block counts cache
 """.split()

@@ -56,6 +56,7 @@ CAUSES = (
             Remedy(
                 summary="Switch compiled autograd on: torch._dynamo.config.compiled_autograd = True.",
                 change={"torch._dynamo.config.compiled_autograd": True},
+                applicability="safe",
             ),
         ),
     ),

@@ -22,6 +22,7 @@ CAUSES = (
             Remedy(
                 summary="Let Dynamo skip the call: torch._dynamo.config.ignore_logging_functions.add({logging_function}).",
                 change={"torch._dynamo.config.ignore_logging_functions": "{logging_function}"},
+                applicability="safe",
             ),
             Remedy(
                 summary="Move the message out of forward: emit it when the module is built or the configuration is read."
@@ -29,6 +30,7 @@ CAUSES = (
             Remedy(
                 summary="Keep the message but print it after the graph: torch._dynamo.config.reorderable_logging_functions.add({logging_function}).",
                 change={"torch._dynamo.config.reorderable_logging_functions": "{logging_function}"},
+                applicability="safe",
             ),
         ),
     ),
@@ -41,10 +43,12 @@ CAUSES = (
             Remedy(
                 summary="Let torch print after the graph: torch._dynamo.config.reorderable_logging_functions.add(print).",
                 change={"torch._dynamo.config.reorderable_logging_functions": "builtins.print"},
+                applicability="safe",
             ),
             Remedy(
                 summary="Drop prints while compiled: torch._dynamo.config.ignore_logging_functions.add(print).",
                 change={"torch._dynamo.config.ignore_logging_functions": "builtins.print"},
+                applicability="safe",
             ),
         ),
     ),

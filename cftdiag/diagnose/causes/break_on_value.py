@@ -25,6 +25,7 @@ CAUSES = (
             Remedy(
                 summary="Let torch capture scalars: torch._dynamo.config.capture_scalar_outputs = True (fullgraph=True implies it).",
                 change=_SCALARS,
+                applicability="safe",
             ),
             Remedy(
                 summary="Compute the number once outside the blocks and pass it as an argument, or keep it a 0-d tensor."
@@ -32,6 +33,7 @@ CAUSES = (
             Remedy(
                 summary="Compile with fullgraph=True, which captures this read.",
                 change={"compile_kwargs": {"fullgraph": True}},
+                applicability="safe",
             ),
         ),
     ),
@@ -44,6 +46,7 @@ CAUSES = (
             Remedy(
                 summary="Let torch capture scalars and data-dependent shapes; enough only when no Python code needs the numbers.",
                 change={**_SCALARS, **_SHAPES},
+                applicability="safe",
             ),
             Remedy(
                 summary="Keep the values on the device: grouped matmul with offsets, or dense routing with a mask."
@@ -63,10 +66,12 @@ CAUSES = (
             Remedy(
                 summary="Another attention: sdpa does not ask whether the batch is packed.",
                 change={"attn": "sdpa"},
+                applicability="changes_numbers",
             ),
             Remedy(
                 summary="Pass the varlen arguments (cu_seq_lens_q/k, max_length_q/k) so that the packed-sequence test is not reached.",
                 change={"flash_varlen": True},
+                applicability="safe",
             ),
         ),
     ),
@@ -79,6 +84,7 @@ CAUSES = (
             Remedy(
                 summary="Let torch capture them: capture_dynamic_output_shape_ops and capture_scalar_outputs.",
                 change={**_SHAPES, **_SCALARS},
+                applicability="safe",
             ),
             Remedy(
                 summary="Compute densely with a mask or with a grouped matmul, so that sizes do not depend on values."
@@ -86,6 +92,7 @@ CAUSES = (
             Remedy(
                 summary="Compile with fullgraph=True, which captures them.",
                 change={"compile_kwargs": {"fullgraph": True}},
+                applicability="safe",
             ),
         ),
     ),

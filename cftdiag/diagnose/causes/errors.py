@@ -21,6 +21,7 @@ CAUSES = (
             Remedy(
                 summary="Let integer attributes be dynamic, if one of them is what changes.",
                 change={"torch._dynamo.config.allow_unspec_int_on_nn_module": True},
+                applicability="safe",
             ),
             Remedy(
                 summary="Put the checkpoint inside the compiled region (compile the wrapper), so that both passes are one graph."
@@ -28,6 +29,7 @@ CAUSES = (
             Remedy(
                 summary="Raise the limit: block.compile(recompile_limit={more}).",
                 change={"compile_kwargs": {"recompile_limit": "{more}"}},
+                applicability="safe",
             ),
         ),
     ),
@@ -56,6 +58,7 @@ CAUSES = (
             Remedy(
                 summary="Use torch._dynamo.maybe_mark_dynamic instead of mark_dynamic, or dynamic=True.",
                 change={"dynamic": True},
+                applicability="safe",
             ),
         ),
     ),
@@ -67,6 +70,7 @@ CAUSES = (
             Remedy(
                 summary="Pass it to the compile call: block.compile(recompile_limit={more}).",
                 change={"compile_kwargs": {"recompile_limit": "{more}"}},
+                applicability="safe",
             ),
             Remedy(summary="Remove what makes the block recompile (see the other findings)."),
             Remedy(summary="Set torch._dynamo.config.recompile_limit inside the thread as well."),
@@ -80,6 +84,7 @@ CAUSES = (
             Remedy(
                 summary="Guard hooks: torch._dynamo.config.skip_nnmodule_hook_guards = False.",
                 change={"torch._dynamo.config.skip_nnmodule_hook_guards": False},
+                applicability="safe",
             ),
             Remedy(summary="Register the hook before the first compiled call."),
             Remedy(summary="Call torch._dynamo.reset() after registering it."),
@@ -100,15 +105,67 @@ CAUSES = (
         ),
     ),
     cause(
+        "donated_buffer",
+        says="`{code}` goes through one compiled graph twice (retain_graph=True), but what its forward saved was given away "
+        "to the first backward.",
+        kinds=("error",),
+        remedies=(
+            Remedy(
+                summary="Keep what the forward saved: torch._functorch.config.donated_buffer = False. Costs memory in backward.",
+                change={"torch._functorch.config.donated_buffer": False},
+                applicability="safe",
+            ),
+            Remedy(
+                summary="Go through the graph once: add the losses and call backward() once, without retain_graph."
+            ),
+        ),
+    ),
+    cause(
+        "double_backward",
+        says="`{code}` differentiates the backward of a compiled block; compiled backwards have no gradient.",
+        kinds=("error",),
+        remedies=(
+            Remedy(
+                summary="Run the term that is differentiated twice (a gradient penalty, a Hessian-vector product) without compiling: "
+                'with torch.compiler.set_stance("force_eager"): around its forward. The rest of the step stays compiled.'
+            ),
+            Remedy(
+                summary="Leave the modules that this term goes through uncompiled, and compile the others."
+            ),
+        ),
+    ),
+    cause(
+        "unused_subclass_output",
+        says="`{code}` makes an output of a compiled block that is a {subclass} and that the loss does not use; its backward "
+        "expects a {subclass} as gradient and gets zeros.",
+        kinds=("error",),
+        remedies=(
+            Remedy(
+                summary="Do not return this output from the compiled block in training; make it where it is used."
+            ),
+            Remedy(
+                summary="Return it detached, at `{code}` alone: the loss does not use it, so no gradient is lost."
+            ),
+            Remedy(
+                summary="Return plain tensors from the block (to_local() or full_tensor() of a DTensor), and wrap them outside."
+            ),
+        ),
+    ),
+    cause(
         "fullgraph_error",
         says="{type}: {message}",
         kinds=("error",),
         remedies=(
             Remedy(
                 summary="Find the layer that fails: backend eager, then aot_eager, then inductor.",
-                change={"compile_backend": "eager"},
+                edit="--compile-backend eager",
+                applicability="diagnosis",
             ),
-            Remedy(summary="Run the block eager once: an error of the model itself shows there too."),
+            Remedy(
+                summary="Run the step once without torch.compile: an error of the model itself shows there too.",
+                edit="--compile-scope none",
+                applicability="diagnosis",
+            ),
         ),
     ),
 )
@@ -117,12 +174,19 @@ _METADATA = re.compile(r"(saved|recomputed) metadata: \{(.*?)\}", re.S)
 _DTYPE = re.compile(r"'dtype': ([\w.]+)")
 
 
-def classify(kind: str, message: str, *, limit_hit: bool = False, cast: bool = False) -> str:
+#: A tangent of a subclass was expected for an output and zeros came: nothing used that output.
+_UNUSED_SUBCLASS = re.compile(r"Expected an? (\w+) tangent but got a plain Tensor")
+
+
+def classify(
+    kind: str, message: str, *, limit_hit: bool = False, cast: bool = False, create_graph: bool = False
+) -> str:
     """The cause of an exception by its class name and text.
 
     ``limit_hit`` and ``cast`` say what happened at the same step: with the limit hit, the recomputation ran
     eager whatever dtypes it saved; with a recompile by dtype or autocast, another number of saved tensors
-    comes from that.
+    comes from that. ``create_graph``: the backward that raised was to be differentiated again; giving saved
+    buffers away is then only what torch notices first.
     """
     if "CheckpointError" in kind or "torch.utils.checkpoint:" in message:
         if limit_hit:
@@ -134,7 +198,17 @@ def classify(kind: str, message: str, *, limit_hit: bool = False, cast: bool = F
         or "Constraints violated" in message
     ):
         return "constraint_violation"
-    return "fullgraph_error"
+    if "does not currently support double backward" in message:
+        return "double_backward"
+    if "non-empty donated buffers" in message:
+        return "double_backward" if create_graph else "donated_buffer"
+    return "unused_subclass_output" if subclass(message) else "fullgraph_error"
+
+
+def subclass(message: str) -> str | None:
+    """The tensor subclass of an output that the loss does not use; None for another error."""
+    found = _UNUSED_SUBCLASS.search(message)
+    return found[1] if found else None
 
 
 def dtypes(message: str) -> tuple[str, str] | None:

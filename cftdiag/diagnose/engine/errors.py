@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -26,17 +27,20 @@ _HAVE_EVENTS = (
     "RecompileError",
 )
 
+#: Raised by autograd in the training step, outside of any block: every compiled block is in that graph.
+_OF_BACKWARD = ("donated_buffer", "double_backward", "unused_subclass_output")
+
 
 def gather(events: Sequence[Event], context: Context, drafts: Drafts) -> None:
     """Draft errors, wrong numerics and performance findings."""
     for event in (*events, *(e for e in context.fullgraph_breaks if e.kind == "error")):
         if event.kind == "error":
-            _error(str(event.detail.get("type")), str(event.detail.get("message")), event, context, drafts)
+            _error(event.detail, event, events, context, drafts)
         elif event.kind == "limit_hit":
             _other_thread(event, context, drafts)
     said = context.probes.get("captured_error")
     if said and not any(e.kind == "error" for e in events):
-        _error(str(said.get("type")), str(said.get("message")), None, context, drafts)
+        _error(said, None, events, context, drafts)
     _hooks(context, drafts)
     _numerics(context, drafts)
     _timeout(context, drafts)
@@ -47,7 +51,17 @@ def gather(events: Sequence[Event], context: Context, drafts: Drafts) -> None:
     _eager(context, drafts)
 
 
-def _error(kind: str, message: str, event: Event | None, context: Context, drafts: Drafts) -> None:
+def _error(
+    said: Mapping[str, Any],
+    event: Event | None,
+    events: Sequence[Event],
+    context: Context,
+    drafts: Drafts,
+) -> None:
+    """Draft an exception by what is ``said`` of it: type, message, and whether its backward was differentiated
+    again.
+    """
+    kind, message = str(said.get("type")), str(said.get("message"))
     if kind in _HAVE_EVENTS and (drafts.of("graph_break", "limit_hit", "recompile") or event is None):
         return
     limits = drafts.of("limit_hit")
@@ -55,18 +69,22 @@ def _error(kind: str, message: str, event: Event | None, context: Context, draft
     cast = any(
         d.cause == "dtype" or "autocast" in (d.guard or "") for d in drafts.of("recompile") if step in d.steps
     )
-    cause = errors.classify(kind, message, limit_hit=bool(limits), cast=cast)
+    cause = errors.classify(
+        kind, message, limit_hit=bool(limits), cast=cast, create_graph=bool(said.get("create_graph"))
+    )
     draft, new = drafts.get("error", cause, "error")
-    name = region(event) if event is not None else None
+    name = (region(event) if event is not None else None) or _of_graph(message, events)
     blocks = (
         list(context.same_kind(name))
         if name
         else [b.fqn for b in context.blocks]
-        if cause.startswith("ac_")
+        if cause.startswith("ac_") or cause in _OF_BACKWARD
         else []
     )
     if event is not None:
-        draft.seen(event, blocks or ([name] if name else []))
+        draft.seen(event, blocks)
+    elif new:
+        draft.blocks, draft.count = blocks, 1
     if not new:
         return
     first, named = errors.told(message)
@@ -76,6 +94,8 @@ def _error(kind: str, message: str, event: Event | None, context: Context, draft
         places.of(named) if named is not None else places.place(event) if event is not None else Where()
     )
     draft.facts = {
+        "code": places.named(draft.where),
+        "subclass": errors.subclass(message),
         "type": kind,
         "message": first[:300],
         "expected": saved,
@@ -88,10 +108,18 @@ def _error(kind: str, message: str, event: Event | None, context: Context, draft
             (d.guard for d in limits + sorted(drafts.of("recompile"), key=lambda d: -d.count)), None
         )
     draft.note(
-        f"{kind}: {first[:300]}",
-        *(line.strip() for line in message.splitlines()[1:8] if len(line.strip()) > 1),
+        f"{kind}: {first[:600]}",
+        *(line.strip() for line in message.strip().splitlines()[1:8] if len(line.strip()) > 1),
     )
     draft.note(*(f"grew from {d.kind} {d.cause}: {d.guard}" for d in limits))
+
+
+def _of_graph(message: str, events: Sequence[Event]) -> str | None:
+    """The block whose compiled graph the text names by its id (``compiled graph [0/0]``)."""
+    found = re.search(r"compiled graph \[(\d+/\d+)\]", message)
+    if found is None:
+        return None
+    return next((region(e) for e in events if e.kind == "compile" and e.compile_id == found[1]), None)
 
 
 def _other_thread(event: Event, context: Context, drafts: Drafts) -> None:

@@ -13,7 +13,7 @@ from cftdiag.events import RESUME, Code, Event, Frame
 from cftdiag.findings import Where
 
 _TORCH = re.compile(r"(^|/)(torch|torch/_\w+|functorch)/|<(eval_with_key|string|frozen|torch)")
-_TORCH_INSTALLED = re.compile(r"/(?:site|dist)-packages/(?:torch|functorch|triton)/")
+_TORCH_INSTALLED = re.compile(r"/(?:site|dist)-packages/(?:torch|torchgen|functorch|triton)/")
 _LIBRARY = re.compile(r"/(site|dist)-packages/")
 _STANDARD_LIBRARY = re.compile(
     r"/lib/python3[.\d]*/(?!(site|dist)-packages/)|\.pyenv/(?!.*-packages/)|<frozen|<string>"

@@ -196,6 +196,50 @@ def test_break(event: Event, expected: str) -> None:
     assert found.blocks == ("layers.*",)
 
 
+OUT = "Attempted to call op with non-contiguous `out=` tensor"
+
+
+def test_remedies_of_a_call_that_is_known_stand_for_those_of_any_call() -> None:
+    found = the(diagnose([broken("GB0242", OUT, "torch.mm(a, b, out=c)")], Context(blocks=BLOCKS)))
+    assert [r.summary[:9] for r in found.remedies] == ["Drop out="]
+    assert found.explanation.startswith("`torch.mm(a, b, out=c)` writes its result into a part of another")
+
+
+def test_a_region_that_cannot_be_split_has_the_remedies_of_what_breaks_in_it() -> None:
+    event = broken("GB0242", OUT, "torch.mm(a, b, out=c)", in_autograd_function=True)
+    found = the(diagnose([event], Context(blocks=BLOCKS)))
+    assert (found.cause, found.remedies[0].summary[:9]) == ("autograd_function", "Drop out=")
+    item = the(diagnose([broken("GB0124", ITEM, in_checkpoint=True)], Context(blocks=BLOCKS)))
+    assert item.remedies[0].change == {"torch._dynamo.config.capture_scalar_outputs": True}
+
+
+def test_a_call_without_a_name_is_told_in_torchs_words() -> None:
+    event = broken("GB0156", "Unsupported method call", explanation="Dynamo does not know how to trace it.")
+    found = the(diagnose([event], Context(blocks=BLOCKS)))
+    assert found.explanation == (
+        "`y = f(x)` breaks the graph: Unsupported method call. Dynamo does not know how to trace it."
+    )
+
+
+def test_a_file_that_is_opened_is_not_printing() -> None:
+    context = "Attempted SETUP_WITH/BEFORE_WITH/LOAD_SPECIAL on UserDefinedObjectVariable(TextIOWrapper)"
+    event = broken("GB0142", "Unsupported context manager", "with open(path) as file:", context=context)
+    assert the(diagnose([event], Context(blocks=BLOCKS))).cause == "generic_break"
+
+
+def test_method_of_torchs_own_class_is_not_foreign_code() -> None:
+    context = f"module: <unknown module>, qualname: TensorBase._make_wrapper_subclass, skip reason: {BUILTIN}"
+    event = broken("GB0007", SKIPPED, context=context)
+    assert the(diagnose([event], Context(blocks=BLOCKS))).cause == "unsupported_call"
+
+
+def test_one_break_in_both_passes_though_one_names_no_line() -> None:
+    hook = broken("GB8985", "requires_grad_() intermediate leaked as output", "args[0].requires_grad_(True)")
+    nameless = refused(broken("GB7324", "returning intermediate with requires_grad_()", stack=()))
+    context = Context(blocks=BLOCKS, fullgraph_breaks=(nameless,))
+    assert the(diagnose([hook], context)).where.line == 12
+
+
 def test_hook_goes_before_disabled_function() -> None:
     stack = (
         frame(12, "x + s.p(x)"),
@@ -490,6 +534,19 @@ def test_unused_output_is_shown_where_it_is_made_and_by_the_block_of_its_graph()
     assert found.explanation.startswith(
         "`return x, s * 2` makes an output of a compiled block that is a DTensor"
     )
+
+
+def test_operator_that_raises_is_told_in_its_own_words() -> None:
+    message = (
+        "RuntimeError when making fake tensor call\n  Explanation: Dynamo failed to run FX node with fake tensors: "
+        "call_function mine.double.default(*(FakeTensor(...),), **{}): got RuntimeError('There was no fake impl "
+        "registered for <CustomOpDef(mine::double)>. Please use `double.register_fake` to add it.')\n  Hint: no"
+    )
+    found = the(diagnose([raised("TorchRuntimeError", message)], Context(blocks=BLOCKS)))
+    assert found.evidence[0].startswith(
+        "TorchRuntimeError: mine.double.default raised RuntimeError: There was no"
+    )
+    assert found.remedies[0].summary.startswith("Give the operator a fake implementation")
 
 
 def test_constraint_violation_names_the_line_that_fixes_the_size() -> None:

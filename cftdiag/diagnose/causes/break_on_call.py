@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import re
 import sys
 
@@ -103,6 +104,9 @@ CAUSES = (
             Remedy(
                 summary="Register the hook that does it on the embedding, which is not compiled, instead of on a module inside the block."
             ),
+            Remedy(
+                summary="Where a tensor is detached on purpose to start a new graph: do that between the compiled blocks."
+            ),
         ),
     ),
     cause(
@@ -130,7 +134,9 @@ _SEED = re.compile(
 _LOGGING = re.compile(
     r"LoggingLoggerVariable|<Logger |module: logging\b|module: _?warnings\b|`logging\.|builtin (?:logging|warnings)"
 )
-_PRINT = re.compile(r"builtin print\b|`print`|TextIOWrapper|sys\.std(?:out|err)")
+_PRINT = re.compile(
+    r"builtin print\b|`print`|call_method \w+\(TextIOWrapper\) (?:write|flush)|sys\.std(?:out|err)"
+)
 #: What a call that seeds may look like to torch: skipped, entered as a context manager, or without a tensor result.
 _MAY_SEED = ("skipped_call", "tensor_call", "context_manager", "opaque_object", "torch_internal")
 _FOREIGN = re.compile(r"_FuncPtr|_CFuncPtr|_cffi|CompiledFFI|pybind11|PyCapsule|CPUDispatcher|CUDADispatcher")
@@ -158,13 +164,28 @@ def classify(event: Event) -> str:
     return mechanism.cause if mechanism is not None else "generic_break"
 
 
+_BUILTIN_TYPES = frozenset(dir(builtins)) | {
+    "TensorBase",
+    "_TensorBase",
+    "Random",
+    "Generator",
+    "Event",
+    "Stream",
+}
+_NOT_FOREIGN = frozenset(sys.stdlib_module_names) | {"torch", "builtins"}
+
+
 def _is_extension(said: str) -> bool:
     """A skipped function without Python source, of a module outside the standard library and torch."""
     if "likely a C extension or builtin" not in said and "C/C++ Python extension" not in said:
         return False
-    found = re.search(r"module: (\S+?),", said)
-    root = found[1].split(".")[0] if found else ""
-    return root not in sys.stdlib_module_names and root not in ("torch", "builtins")
+    found = re.search(r"module: (<unknown module>|\S+?), qualname: (\w+)", said)
+    if found is None:
+        return False
+    root = found[1].split(".")[0]
+    # A method of a builtin or of torch's own classes has no module.
+    known = found[2] in _BUILTIN_TYPES if root.startswith("<") else root in _NOT_FOREIGN
+    return not known
 
 
 def callee(event: Event) -> str | None:
@@ -175,7 +196,8 @@ def callee(event: Event) -> str | None:
     if found := re.search(r"when calling `([^`]+)`", str(event.detail.get("explanation") or "")):
         return guards.pretty(guards.local_names(found[1]))
     if found := re.search(r"module: (\S+?), qualname: (\S+?),", said):
-        return found[2] if found[1].startswith("<") else f"{found[1]}.{found[2]}"
+        name = found[2].removeprefix("_VariableFunctionsClass.")
+        return name if found[1].startswith("<") else f"{found[1]}.{name}"
     if found := re.search(r"<(?:bound method|function|built-in function) ([\w.<>]+)", said):
         return found[1].replace("<locals>.", "")
     if found := re.search(r"<built-in method (\w+) of type object", said):

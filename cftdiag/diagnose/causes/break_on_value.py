@@ -60,9 +60,12 @@ CAUSES = (
         kinds=BREAK,
         remedies=(
             Remedy(
-                summary="Decide it once per batch outside the compiled block and pass the outcome as an argument (None or a tensor, a bool)."
+                summary="Where it depends on the batch alone (mask, lengths, positions): decide it once per batch outside the compiled "
+                "block and pass the outcome as an argument (None or a tensor, a bool)."
             ),
-            Remedy(summary="Make it branchless: torch.where, torch.clamp, torch.nan_to_num, or torch.cond."),
+            Remedy(
+                summary="Where it depends on activations: make it branchless: torch.where, torch.clamp, torch.nan_to_num, or torch.cond."
+            ),
             Remedy(
                 summary="Another attention: sdpa does not ask whether the batch is packed.",
                 change={"attn": "sdpa"},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from cftdiag.diagnose.engine import places
+from cftdiag.diagnose.engine import break_types, places
 from cftdiag.diagnose.engine.cause import cause
 from cftdiag.events import Frame
 from cftdiag.findings import Remedy
@@ -178,6 +178,23 @@ _DTYPE = re.compile(r"'dtype': ([\w.]+)")
 _UNUSED_SUBCLASS = re.compile(r"Expected an? (\w+) tangent but got a plain Tensor")
 
 
+_OPERATOR_RAISED = re.compile(
+    r"failed to run FX node with fake tensors: call_\w+ (?:<built-in \w+ )?([\w.]+).*?got (\w+)\((?:'|\")(.*?)(?:'|\")\)\s*(?:\n|$)",
+    re.S,
+)
+_NO_FAKE = re.compile(r"no fake impl registered|register_fake|does not have a fake impl", re.I)
+
+
+def remedies_of(message: str) -> tuple[str | None, tuple[Remedy, ...]]:
+    """(sentence, remedies) for an operator that cannot be traced: torch raises there instead of breaking."""
+    mechanism = break_types.of("Operator does not support running with fake tensors")
+    return (
+        (mechanism.says, mechanism.remedies)
+        if mechanism is not None and _NO_FAKE.search(message)
+        else (None, ())
+    )
+
+
 def classify(
     kind: str, message: str, *, limit_hit: bool = False, cast: bool = False, create_graph: bool = False
 ) -> str:
@@ -224,11 +241,14 @@ def dtypes(message: str) -> tuple[str, str] | None:
 
 
 def told(message: str) -> tuple[str, Frame | None]:
-    """(what a text says in one line, the user's line that it names): of a constraint violation its first
-    item, else the first line.
+    """(what a text says in one line, the user's line that it names): of a constraint violation its first item,
+    of an operator that raised its own words, else the first line.
     """
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     first = next((line.removeprefix("- ") for line in lines if line.startswith("- ")), None)
+    if raised := _OPERATOR_RAISED.search(message):
+        # The first line of these is torch's type of break: it says only that an operator raised.
+        first = f"{raised[1]} raised {raised[2]}: {' '.join(raised[3].split())}"
     found = [
         Frame(file=m[1], line=int(m[2]), function=m[3], code=m[4].strip())
         for m in re.finditer(r'File "(.+)", line (\d+), in (\S+)\s*\n(.*)', message)

@@ -38,6 +38,8 @@ class Draft:
     """What is said instead of the cause's own sentence, with the same facts."""
     remedies: tuple[Remedy, ...] = ()
     """Remedies of this finding alone, before those of its cause."""
+    only_own: bool = False
+    """Whether they stand for those of the cause."""
 
     def note(self, *texts: str) -> None:
         """Add evidence, each line once."""
@@ -110,7 +112,7 @@ class Drafts:
 
 
 def _remedies(cause: Cause, draft: Draft, context: Context) -> tuple[Remedy, ...]:
-    every = (*draft.remedies, *cause.remedies)
+    every = draft.remedies if draft.only_own else (*draft.remedies, *cause.remedies)
     apply = [r for r in every if _applies(r, draft, context)]
     told = {k for k, v in draft.facts.items() if v is not None}
     whole = [r for r in apply if needs(r.summary) <= told]

@@ -88,6 +88,8 @@ def _error(
     if not new:
         return
     first, named = errors.told(message)
+    if cause == "fullgraph_error":
+        draft.says, draft.remedies = errors.remedies_of(message)
     saved, again = errors.dtypes(message) or ("", "")
     limit = context.limit
     draft.where = (
@@ -98,8 +100,8 @@ def _error(
         "subclass": errors.subclass(message),
         "type": kind,
         "message": first[:300],
-        "expected": saved,
-        "actual": again,
+        "expected": saved or None,
+        "actual": again or None,
         "limit_note": f": the recompile limit ({limit}) tripped in between" if limits else "",
         "more": 2 * limit,
     }

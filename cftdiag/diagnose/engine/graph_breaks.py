@@ -83,6 +83,7 @@ def _draft(event: Event, same: list[Event], feeds: list[Event], context: Context
         draft.gb_id = event.detail.get("gb_id")
         draft.facts = _facts(event, cause, frame, feeds)
         draft.says, draft.remedies = _own_words(event, cause)
+        draft.only_own = _enough(cause, draft.remedies)
         draft.note(*_evidence(event))
         draft.note(
             *(
@@ -108,11 +109,17 @@ def _own_words(event: Event, cause: str) -> tuple[str | None, tuple[Remedy, ...]
     mechanism = break_types.of(event.detail.get("gb_type"))
     own = mechanism.remedies if mechanism is not None else ()
     if mechanism is not None and mechanism.cause == cause:
-        return mechanism.says, own
+        nameless = cause == "unsupported_call" and break_on_call.callee(event) is None
+        return mechanism.says or (registry.CAUSES["generic_break"].says if nameless else None), own
     inner = registry.of_break_itself(event)
-    if cause in registry.REGIONS and inner not in (cause, "generic_break"):
-        return None, (*own, *registry.CAUSES[inner].remedies)
-    return None, own
+    if cause not in registry.REGIONS or inner in (cause, "generic_break") or _enough(inner, own):
+        return None, own
+    return None, (*own, *registry.CAUSES[inner].remedies)
+
+
+def _enough(cause: str, own: tuple[Remedy, ...]) -> bool:
+    """True when the mechanism's remedies stand for those of its cause, which know nothing of what was called."""
+    return cause == "unsupported_call" and bool(own)
 
 
 def sharing(event: Event, context: Context) -> list[str]:
@@ -230,7 +237,7 @@ def _facts(event: Event, cause: str, frame: Frame | None, feeds: list[Event]) ->
         "branch": f" It is used at `{branch.code}`." if branch else "",
         "function": f"`{name}`" if name else "a function",
         "callee": f" (`{name}`)" if name else "",
-        "callee_name": f"`{name}`" if name else "something",
+        "callee_name": f"`{name}`" if name else None,
         "reason": f" ({reason[1]})" if reason and reason[1] != "None" else "",
         "logging_function": break_on_call.logging_function(event),
         "said": _said(detail),

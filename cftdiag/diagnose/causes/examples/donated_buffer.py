@@ -29,7 +29,7 @@ def build():
     return Model(), [{"x": torch.randn(2, 8, 32, requires_grad=True)} for _ in range(2)]
 
 
-STEPS = []
+STEPS: list[float] = []
 
 
 def step(model, batch):

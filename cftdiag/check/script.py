@@ -1,0 +1,333 @@
+"""Checking an unmodified training command: its ranks are rehearsed in processes of their own, and judged by
+what their monitors saw.
+
+Torch-free: the script's own interpreter imports torch, this process does not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cftdiag.check import launchers
+from cftdiag.check.driver import Progress, ProgressEvent
+from cftdiag.errors import EnvironmentUnfit, InputError
+from cftdiag.monitor import rundir
+from cftdiag.monitor.run_files import Run, load_run
+from cftdiag.passes.launch import die_with_parent
+from cftdiag.rehearse import trackers
+from cftdiag.rehearse.settings import FILES, VARIABLE, Outcome, Rehearsal
+
+INJECT = Path(__file__).resolve().parents[1] / "rehearse" / "inject"
+PACKAGE = Path(__file__).resolve().parents[2]
+#: Exit code of a process that could not be made a rehearsal, and so did not run.
+REFUSED = 86
+#: Seconds between two looks at the ranks.
+POLL_S = 0.2
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ScriptOptions:
+    """What is asked of the check of a command."""
+
+    command: tuple[str, ...]
+    steps: int = 30
+    """Optimizer steps to rehearse."""
+    ranks: tuple[int, ...] = (0,)
+    world_size: int | None = None
+    """Over what the launcher says."""
+    depth: str = "joint"
+    target: str | None = None
+    weights: bool = False
+    routing: str = "balanced"
+    timeout: float = 600.0
+    """Seconds for each rehearsal."""
+    torch_config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    compile_kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    env: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    verify: bool = True
+    verify_budget: float = 300.0
+    keep: str | None = None
+    """Folder that keeps what the script wrote."""
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise InputError(f"steps {self.steps} must be a positive whole number")
+        if self.keep is not None and os.path.isdir(self.keep) and os.listdir(self.keep):
+            raise InputError(f"{self.keep} is not empty; give --keep a new folder")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RankEnd:
+    """How one rank's process ended."""
+
+    rank: int
+    exit_code: int
+    timed_out: bool
+    outcome: Outcome | None
+    last_words: str
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rehearsed:
+    """All ranks of one rehearsal."""
+
+    launch: launchers.Launch
+    run: Run
+    ends: tuple[RankEnd, ...]
+    seconds: float
+    written: tuple[str, ...]
+    """Paths that the script believes it wrote."""
+
+    @property
+    def first(self) -> RankEnd:
+        """The rank that speaks for the others."""
+        return self.ends[0]
+
+    @property
+    def steps(self) -> int:
+        """Finished optimizer steps of the rank that made most."""
+        return max((step.step for step in self.run.steps), default=0)
+
+
+def rehearse(options: ScriptOptions, progress: Progress) -> Rehearsed:
+    """Run every asked-for rank to its end; children are stopped and scratch files removed whatever happens."""
+    launch = launchers.read(options.command, options.world_size)
+    wrong = [rank for rank in options.ranks if rank >= launch.world_size]
+    if wrong:
+        raise InputError(
+            f"rank {wrong[0]} is not one of {launch.world_size}; give --rank 0 to {launch.world_size - 1}"
+        )
+    with _scratch(options.keep) as scratch:
+        started = time.monotonic()
+        ends = list(_Ranks(launch, options, scratch, progress).run())
+        written = {
+            str(path.relative_to(root))
+            for rank in options.ranks
+            if (root := scratch / f"rank{rank}" / FILES).is_dir()
+            for path in root.rglob("*")
+            if path.is_file()
+        }
+        return Rehearsed(
+            launch=launch,
+            run=load_run(scratch / "run"),
+            ends=tuple(sorted(ends, key=lambda e: e.rank)),
+            seconds=time.monotonic() - started,
+            written=tuple("/" + path for path in sorted(written)),
+        )
+
+
+@contextlib.contextmanager
+def _scratch(keep: str | None) -> Iterator[Path]:
+    try:
+        folder = Path(tempfile.mkdtemp(prefix="cftdiag-rehearsal-"))
+        (folder / "run" / rundir.EVENTS).mkdir(parents=True)
+        (folder / "run" / rundir.RANKS).mkdir()
+    except OSError as error:
+        raise EnvironmentUnfit(
+            f"no temporary directory can be made ({error}); free disk space or set TMPDIR"
+        ) from error
+    try:
+        yield folder
+        if keep is not None:
+            shutil.copytree(folder, keep, dirs_exist_ok=True, symlinks=True)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class _Ranks:
+    """The processes of one rehearsal, at most one a core at a time."""
+
+    def __init__(
+        self, launch: launchers.Launch, options: ScriptOptions, scratch: Path, progress: Progress
+    ) -> None:
+        self.launch, self.options, self.scratch, self.progress = launch, options, scratch, progress
+        self.waiting = list(options.ranks)
+        self.running: dict[int, tuple[subprocess.Popen[bytes], float]] = {}
+
+    def run(self) -> Iterator[RankEnd]:
+        try:
+            while self.waiting or self.running:
+                while self.waiting and len(self.running) < (os.cpu_count() or 1):
+                    self._start(self.waiting.pop(0))
+                time.sleep(POLL_S)
+                yield from self._ended()
+                self._tell()
+        finally:
+            for process, _ in self.running.values():
+                _kill(process)
+            for rank in self.options.ranks:
+                _kill_strays(str(self.scratch / f"rank{rank}"))
+
+    def _start(self, rank: int) -> None:
+        folder = self.scratch / f"rank{rank}"
+        for name in ("tmp", "trackers", FILES):
+            (folder / name).mkdir(parents=True)
+        settings = Rehearsal(
+            run_dir=str(self.scratch / "run"),
+            scratch=str(folder),
+            steps=self.options.steps,
+            depth=self.options.depth,
+            target=self.options.target,
+            device=self.options.target if self.options.target not in (None, "cpu") else "h200",
+            rank=rank,
+            world_size=self.launch.world_size,
+            local_world_size=self.launch.local_world_size,
+            weights=self.options.weights,
+            routing=self.options.routing,
+            torch_config=self.options.torch_config,
+            compile_kwargs=self.options.compile_kwargs,
+        )
+        env = {
+            **os.environ,
+            **self.options.env,
+            **self.launch.environment(rank),
+            **trackers.environment(str(folder)),
+            VARIABLE: settings.to_json(),
+            "CFTDIAG_PACKAGE": str(PACKAGE),
+            "TMPDIR": str(folder / "tmp"),
+            "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
+            "TRITON_CACHE_DIR": str(folder / "triton"),
+            "TORCHINDUCTOR_COMPILE_THREADS": "1",
+            "OMP_NUM_THREADS": "1",
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "PYTHONFAULTHANDLER": "1",
+        }
+        # an empty part of PYTHONPATH means the working directory: keep what the user has exactly
+        env["PYTHONPATH"] = str(INJECT) + (os.pathsep + env["PYTHONPATH"] if "PYTHONPATH" in env else "")
+        log = open(folder / "output.txt", "wb")
+        try:
+            process = subprocess.Popen(
+                self.launch.command,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                preexec_fn=die_with_parent,
+            )
+        except OSError as error:
+            raise InputError(
+                f"cannot start {self.launch.command[0]}: {error.strerror or error}; check the command after --"
+            ) from error
+        finally:
+            log.close()
+        self.running[rank] = (process, time.monotonic())
+
+    def _ended(self) -> Iterator[RankEnd]:
+        for rank, (process, started) in list(self.running.items()):
+            seconds = time.monotonic() - started
+            timed_out = seconds > self.options.timeout
+            if process.poll() is None and not timed_out:
+                continue
+            _kill(process)
+            del self.running[rank]
+            folder = self.scratch / f"rank{rank}"
+            yield RankEnd(
+                rank=rank,
+                exit_code=process.returncode,
+                timed_out=timed_out,
+                outcome=Outcome.read(folder / "outcome.json"),
+                last_words=_last_words(folder / "output.txt"),
+                seconds=seconds,
+            )
+
+    def _tell(self) -> None:
+        states = (rundir.read_json(p) for p in (self.scratch / "run" / rundir.RANKS).glob("rank*.json"))
+        steps = max((int(state.get("step") or 0) for state in states if state), default=0)
+        self.progress(
+            ProgressEvent(phase="step", mode="rehearsing", step=steps + 1, of=self.options.steps)
+            if steps
+            else ProgressEvent(phase="start", mode="rehearsing", text="starting the script")
+        )
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _kill_strays(scratch: str) -> None:
+    """End what left the process group: every process that carries this rank's scratch folder in its
+    environment.
+    """
+    mark = f'"scratch": "{scratch}"'.encode()
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark in (folder / "environ").read_bytes():
+                os.kill(int(folder.name), signal.SIGKILL)
+        except OSError:
+            continue  # ended meanwhile, or not ours
+
+
+def _last_words(path: Path) -> str:
+    """The last line that the process printed, readable whatever it printed."""
+    try:
+        with open(path, "rb") as stream:
+            stream.seek(0, os.SEEK_END)
+            stream.seek(max(stream.tell() - 4096, 0))
+            text = stream.read().decode(errors="replace")
+    except OSError:
+        return ""
+    lines = ["".join(c for c in line if c.isprintable()).strip() for line in text.splitlines()]
+    return next((line[:300] for line in reversed(lines) if line), "")
+
+
+def judge_ends(rehearsed: Rehearsed, options: ScriptOptions) -> None:
+    """Raise where the rehearsal says nothing about compiling, with one line on why."""
+    end, outcome = rehearsed.first, rehearsed.first.outcome
+    if end.exit_code == REFUSED:
+        raise EnvironmentUnfit(f"{end.last_words or 'the script was not started'}; run `cftdiag doctor`")
+    if rehearsed.steps or any(e.kind != "cache" for e in rehearsed.run.events):
+        return
+    if end.timed_out:
+        raise EnvironmentUnfit(
+            f"no optimizer step ended within {options.timeout:.0f} s; raise --timeout or shorten the script's preparation"
+        )
+    fault = outcome.fault if outcome is not None else None
+    if fault is not None:
+        place = f" at {os.path.basename(fault.file)}:{fault.line}" if fault.file else ""
+        text = f"the script ended before its first step: {fault.error}: {fault.message[:300]}{place}"
+        if fault.error == "ModuleNotFoundError" and fault.message.endswith("'torch'"):
+            raise EnvironmentUnfit(
+                f"the interpreter of {rehearsed.launch.command[0]} has no torch; give the one that trains"
+            )
+        if fault.error in _OWN_FAULTS:
+            raise InputError(f"{text}; mend the command")
+        raise EnvironmentUnfit(f"{text}; not known whether it fails outside the rehearsal too")
+    if outcome is None and end.exit_code < 0:
+        raise EnvironmentUnfit(
+            f"the script was killed by {signal.Signals(-end.exit_code).name} before its first step"
+        )
+    said = f", last saying: {end.last_words}" if end.exit_code and end.last_words else ""
+    if outcome is None:
+        raise InputError(
+            f"{rehearsed.launch.command[0]} ended with exit code {end.exit_code} and started no Python{said}; give the command that trains"
+        )
+    if end.exit_code:
+        raise InputError(f"the script ended with exit code {end.exit_code} before its first step{said}")
+    raise InputError(
+        "the script ended without an optimizer step"
+        + ("" if outcome.torch else " and without importing torch")
+        + "; give the command that trains"
+    )
+
+
+#: Exceptions that a rehearsal does not cause.
+_OWN_FAULTS = frozenset(
+    {"SyntaxError", "IndentationError", "ModuleNotFoundError", "FileNotFoundError", "EOFError", "KeyboardInterrupt"}
+)
+
+Rehearse = Callable[[ScriptOptions, Progress], Rehearsed]

@@ -1,0 +1,99 @@
+"""What stands in for the compiler: the script's own ``torch.compile`` calls, guards and wrappers, another
+backend at their end.
+
+``torch.compile`` itself is left alone. The objects that it makes of a backend's name are called by Dynamo for
+each graph; only that call is replaced, so that what is compared, guarded and reset stays the script's own.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from cftdiag import fastforward
+from cftdiag.rehearse.settings import Rehearsal
+
+#: Backends that stop after Dynamo, whatever depth was asked for: AOTAutograd is not reached in the real run.
+_TRACED_ONLY = frozenset({"eager", "eager_noexcept", "eager_debug"})
+_KEPT = ("dynamic", "fullgraph", "mode", "options", "backend")
+
+
+class Compiled:
+    """What the script has compiled, and how."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.evaluations = 0
+        self._modules: list[weakref.ref[torch.nn.Module]] = []
+        self._kwargs: dict[str, Any] = {}
+
+    def add(self, model: Any, kwargs: dict[str, Any]) -> None:
+        """One call of ``torch.compile``."""
+        owner = model if isinstance(model, torch.nn.Module) else getattr(model, "__self__", None)
+        if isinstance(owner, torch.nn.Module):
+            self._modules.append(weakref.ref(owner))
+        self._kwargs |= {key: value for key, value in kwargs.items() if key in _KEPT and value is not None}
+
+    def roots(self) -> list[torch.nn.Module]:
+        """Compiled modules that are still there."""
+        return [module for ref in self._modules if (module := ref()) is not None]
+
+    def kwargs(self) -> dict[str, Any]:
+        """Keyword arguments of the script's ``torch.compile`` calls, the last ones where they differ."""
+        from cftdiag.rehearse.training import jsonable
+
+        return {key: jsonable(value) for key, value in self._kwargs.items()}
+
+    def note(self, text: str) -> None:
+        """Say once what the verdict does not know."""
+        if text not in self.notes:
+            self.notes.append(text)
+
+
+def install(settings: Rehearsal) -> Compiled:
+    """Replace what compiles each graph for the rest of this process."""
+    compiled = Compiled()
+    compile_graph = _backend(settings)
+
+    def by_inductor(self: Any, model_: Any, inputs_: Sequence[Any], **more: Any) -> Callable[..., Any]:
+        return compile_graph(model_, inputs_)
+
+    def by_name(self: Any, model_: Any, inputs_: Sequence[Any]) -> Callable[..., Any]:
+        if self.compiler_name in _TRACED_ONLY:
+            return fastforward.trace_only(model_, inputs_)
+        if self.compiler_name not in ("aot_eager", "inductor", "aot_eager_decomp_partition"):
+            compiled.note(
+                f"backend {self.compiler_name} was not run: its graphs were taken to depth {settings.depth} instead"
+            )
+        return compile_graph(model_, inputs_)
+
+    torch._TorchCompileInductorWrapper.__call__ = by_inductor  # type: ignore[method-assign]
+    torch._TorchCompileWrapper.__call__ = by_name  # type: ignore[method-assign]
+    _watch_calls(compiled, dict(settings.compile_kwargs))
+    return compiled
+
+
+def _backend(settings: Rehearsal) -> Callable[..., Any]:
+    if settings.target is not None:
+        from cftdiag.target import backend
+
+        return backend(settings.target)
+    return fastforward.backend_for(settings.depth)
+
+
+def _watch_calls(compiled: Compiled, changes: dict[str, Any]) -> None:
+    """Note each call of ``torch.compile``, with a remedy's arguments over the script's own."""
+    real = torch.compile
+
+    @functools.wraps(real)
+    def compile(model: Any = None, **kwargs: Any) -> Any:
+        kwargs |= changes
+        if model is not None:
+            compiled.add(model, kwargs)
+        return real(model, **kwargs)
+
+    torch.compile = compile  # type: ignore[assignment]

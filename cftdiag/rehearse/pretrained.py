@@ -1,0 +1,108 @@
+"""``from_pretrained`` without weights: models come from their configuration alone."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from cftdiag.rehearse.import_hooks import after_import
+from cftdiag.rehearse.settings import Rehearsal
+
+#: Arguments of ``from_pretrained`` that say where to find files, for the configuration too.
+_WHERE = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
+#: Arguments that only loading weights understands.
+_LOADING = (
+    "state_dict", "ignore_mismatched_sizes", "use_safetensors", "weights_only", "fusion_config", "disable_mmap",
+    "proxies", "tqdm_class", "device_map", "max_memory", "offload_folder", "offload_buffers", "_commit_hash",
+    "variant", "adapter_kwargs", "adapter_name", "generation_config", "gguf_file", "distributed_config",
+    "device_mesh", "tp_plan", "tp_size", "trust_remote_code", "use_kernels", "kernel_config", "key_mapping",
+    "low_cpu_mem_usage", "_from_auto", "_from_pipeline", "mirror", "_fast_init", "from_tf", "from_flax",
+    "offload_state_dict", "quantization_config",
+)  # fmt: skip
+
+
+def install(settings: Rehearsal) -> None:
+    """Wait for transformers."""
+    if not settings.weights:
+        after_import("transformers.modeling_utils", _models)
+    after_import("transformers.configuration_utils", _configurations)
+
+
+def _models(module: ModuleType) -> None:
+    cls = module.PreTrainedModel
+    cls.from_pretrained = classmethod(functools.wraps(cls.from_pretrained.__func__)(_from_pretrained))
+    cls._from_config = classmethod(_marked(cls._from_config.__func__))
+
+
+def _marked(real: Callable[..., Any]) -> Callable[..., Any]:
+    """Build under the attention that the script asks for, and take all weights for uncomputed."""
+
+    @functools.wraps(real)
+    def build(cls: Any, config: Any, **kwargs: Any) -> Any:
+        from cftdiag.fastforward import mark_weights
+
+        _stand_in(kwargs.get("attn_implementation"))
+        return mark_weights(real(cls, config, **kwargs))
+
+    return build
+
+
+def _from_pretrained(cls: Any, pretrained_model_name_or_path: Any, *model_args: Any, **kwargs: Any) -> Any:
+    from transformers import PreTrainedConfig
+
+    config = kwargs.pop("config", None)
+    loading_info = kwargs.pop("output_loading_info", False)
+    dtype = kwargs.pop("dtype", None) or kwargs.pop("torch_dtype", None)
+    kwargs.pop("torch_dtype", None)
+    attention = kwargs.pop("attn_implementation", None)
+    where = {key: kwargs.pop(key) for key in _WHERE if key in kwargs}
+    for key in _LOADING:
+        kwargs.pop(key, None)
+    if not isinstance(config, PreTrainedConfig):
+        config, kwargs = cls.config_class.from_pretrained(
+            config or pretrained_model_name_or_path, return_unused_kwargs=True, **where, **kwargs
+        )
+    config.name_or_path = str(pretrained_model_name_or_path)
+    if attention is not None:
+        kwargs["attn_implementation"] = attention
+    if dtype not in (None, "auto"):
+        kwargs["dtype"] = dtype
+    model = cls._from_config(config, *model_args, **kwargs).eval()
+    info: dict[str, Any] = dict.fromkeys(("missing_keys", "unexpected_keys", "mismatched_keys"), set())
+    return (model, info | {"error_msgs": []}) if loading_info else model
+
+
+def _stand_in(attention: Any) -> None:
+    """Kernels that are not here have their Python path and their shapes."""
+    if not isinstance(attention, str):
+        return
+    if attention.startswith("flash_attention"):
+        from cftdiag.recipe import flash_standins
+
+        flash_standins.install()
+    elif attention == "flex_attention":
+        from cftdiag.recipe import flex_on_cpu
+
+        flex_on_cpu.install()
+
+
+def _configurations(module: ModuleType) -> None:
+    """A configuration that neither the disk nor the hub gives is taken from our catalogue."""
+    cls = module.PreTrainedConfig
+    real = cls.get_config_dict.__func__
+
+    @functools.wraps(real)
+    def get_config_dict(cls: Any, pretrained_model_name_or_path: Any, **kwargs: Any) -> Any:
+        from cftdiag import catalogue
+
+        known = catalogue.find(str(pretrained_model_name_or_path))
+        if known is None:
+            return real(cls, pretrained_model_name_or_path, **kwargs)
+        with contextlib.suppress(OSError):
+            return real(cls, pretrained_model_name_or_path, **kwargs)
+        return {"model_type": known.model_type, **known.config}, kwargs
+
+    cls.get_config_dict = classmethod(get_config_dict)

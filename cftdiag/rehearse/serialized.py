@@ -1,0 +1,95 @@
+"""Checkpoints without weights: what is saved has the shapes of what would be saved and next to none of its
+bytes.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map
+
+from cftdiag.fastforward import SKIPPED, status
+from cftdiag.rehearse.import_hooks import after_import
+
+#: Tensors of fewer bytes are written as they are.
+_SMALL = 1 << 16
+
+
+def install() -> None:
+    """Replace ``torch.save`` and safetensors' writer."""
+    real = torch.save
+
+    @functools.wraps(real)
+    def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
+        if isinstance(f, str | os.PathLike):
+            # torch's own writer is native code and would go past the overlay
+            with open(f, "wb") as stream:
+                real(hollow(obj), stream, *args, **kwargs)
+        else:
+            real(hollow(obj), f, *args, **kwargs)
+
+    torch.save = save
+    torch.serialization.save = save
+    after_import("safetensors.torch", _replace_writer)
+
+
+def hollow(tree: Any) -> Any:
+    """The same object with every uncomputed tensor standing on one element; shapes and dtypes stay."""
+    return tree_map(_hollow, tree)
+
+
+def _hollow(value: Any) -> Any:
+    if not _uncomputed(value):
+        return value
+    return torch.zeros((), dtype=value.dtype).expand(value.shape)
+
+
+def _uncomputed(value: Any) -> bool:
+    return (
+        type(value) in (torch.Tensor, torch.nn.Parameter)
+        and value.numel() * value.element_size() > _SMALL
+        and status(value) == SKIPPED
+    )
+
+
+def _replace_writer(module: ModuleType) -> None:
+    names = {dtype: name for name, dtype in module._TYPES.items()}
+    real = module.save_file
+
+    @functools.wraps(real)
+    def save_file(tensors: dict[str, torch.Tensor], filename: Any, metadata: Any = None) -> None:
+        sparse(tensors, os.fspath(filename), metadata, names)
+
+    module.save_file = save_file
+
+
+def sparse(
+    tensors: dict[str, torch.Tensor], filename: str, metadata: Any, names: dict[torch.dtype, str]
+) -> None:
+    """Write a safetensors file whose uncomputed tensors are holes."""
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    end = 0
+    for name, tensor in tensors.items():
+        size = tensor.numel() * tensor.element_size()
+        header[name] = {
+            "dtype": names[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [end, end + size],
+        }
+        end += size
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(filename, "wb") as stream:
+        stream.write(len(text).to_bytes(8, "little") + text)
+        start = stream.tell()
+        for name, tensor in tensors.items():
+            if not _uncomputed(tensor):
+                stream.seek(start + header[name]["data_offsets"][0])
+                plain = tensor.detach().contiguous().view(-1)
+                stream.write(bytes(plain.view(torch.uint8).untyped_storage()) if plain.numel() else b"")
+        stream.truncate(start + end)

@@ -1,0 +1,120 @@
+"""What a rehearsed process is told, and what it leaves behind. Torch-free."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+#: Environment variable that carries the settings into the script's processes.
+VARIABLE = "CFTDIAG_REHEARSE"
+#: Directory, inside the scratch folder, of the files that the script would have written.
+FILES = "files"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rehearsal:
+    """Settings of one rehearsed rank."""
+
+    run_dir: str
+    """Run directory of the monitor, one for all ranks."""
+    scratch: str
+    """Folder that takes all that the script writes, one for each rank."""
+    steps: int = 30
+    """Optimizer steps after which the script is ended."""
+    depth: str = "joint"
+    """``trace`` or ``joint``; with ``target`` it is ``codegen``."""
+    target: str | None = None
+    """Offline device that Inductor lowers for."""
+    device: str | None = None
+    """Device that answers to CUDA, a key of :data:`cftdiag.target.devices.DEVICES`; None: the machine's own."""
+    rank: int = 0
+    world_size: int = 1
+    local_world_size: int = 1
+    weights: bool = False
+    """Keep the real weights and compute with them."""
+    routing: str = "balanced"
+    torch_config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Dotted torch settings, set once torch is imported."""
+    compile_kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Keyword arguments that go over those of every ``torch.compile`` of the script."""
+
+    @property
+    def outcome_file(self) -> Path:
+        """Where the process writes its :class:`Outcome`."""
+        return Path(self.scratch) / "outcome.json"
+
+    def to_json(self) -> str:
+        """One line for the environment."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_environment(cls) -> Rehearsal:
+        """The settings that this process was started with; ``KeyError`` in a process that is no rehearsal."""
+        return cls(**json.loads(os.environ[VARIABLE]))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Fault:
+    """An exception that ended the script."""
+
+    error: str
+    message: str
+    file: str | None = None
+    line: int | None = None
+    function: str | None = None
+    code: str | None = None
+    compile: bool = False
+    """Raised by Dynamo, AOTAutograd or the backend."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EagerShare:
+    """One kind of operator that ran outside compiled regions."""
+
+    name: str
+    """Module that ran it, or the operator where no module did."""
+    flops: float
+    parameters: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What a rehearsed process knows at its end, beside the monitor's events."""
+
+    torch: str | None = None
+    """Version of the script's torch; None when it imported none."""
+    fault: Fault | None = None
+    exit_code: int | None = None
+    """Code that the script gave to ``sys.exit``; None when it ran to its end or was ended after its steps."""
+    ended_by_limit: bool = False
+    evaluations: int = 0
+    """Forward passes of compiled modules without gradients."""
+    model_class: str | None = None
+    parameters: int | None = None
+    compiled_parameters: int | None = None
+    compiled_flops: float = 0.0
+    eager_flops: float = 0.0
+    eager: tuple[EagerShare, ...] = ()
+    compile_kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    undetermined: tuple[str, ...] = ()
+    peak_rss_gb: float | None = None
+
+    def write(self, path: Path) -> None:
+        """Write the JSON file that :meth:`read` reads."""
+        path.write_text(json.dumps(dataclasses.asdict(self), default=str), encoding="utf-8")
+
+    @classmethod
+    def read(cls, path: Path) -> Outcome | None:
+        """The outcome, or None where the process ended without leaving one."""
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+        fault = data.pop("fault")
+        data["eager"] = tuple(EagerShare(**share) for share in data["eager"])
+        data["undetermined"] = tuple(data["undetermined"])
+        return cls(**data, fault=None if fault is None else Fault(**fault))

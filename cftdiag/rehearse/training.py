@@ -1,0 +1,71 @@
+"""Torch in a rehearsed process: what is replaced, from the import of torch to the process's end."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from cftdiag.rehearse.settings import Fault, Outcome, Rehearsal
+
+_running: _Training | None = None
+
+
+def install(settings: Rehearsal) -> None:
+    """Make every torch program of this process skip its arithmetic and be watched."""
+    global _running
+    _running = _Training(settings)
+
+
+def outcome(fault: Fault | None) -> Outcome:
+    """What is known at the process's end."""
+    return Outcome(fault=fault) if _running is None else _running.outcome(fault)
+
+
+class _Training:
+    def __init__(self, settings: Rehearsal) -> None:
+        import torch
+
+        from cftdiag import fastforward
+        from cftdiag.monitor import injected
+        from cftdiag.passes.run_pass import torch_config
+        from cftdiag.rehearse import backend, pretrained, ranks, serialized, weights
+
+        self.settings = settings
+        self.version = str(torch.__version__)
+        self.monitor = injected.start(
+            {
+                "run_dir": settings.run_dir,
+                "max_steps": settings.steps,
+                "exchange": "none",
+                "warmup_steps": settings.steps,
+            }
+        )
+        self.monitor.dynamo_imported()
+        torch_config(settings.torch_config).__enter__()
+        self.compiled = backend.install(settings)
+        ranks.install(settings)
+        serialized.install()
+        self.weights = weights.install(settings)
+        pretrained.install(settings)
+        fastforward.routing_policy(settings.routing).__enter__()
+        if not settings.weights:
+            fastforward.SkipMode().__enter__()
+
+    def outcome(self, fault: Fault | None) -> Outcome:
+        from cftdiag import fastforward
+
+        notes = [str(note["meaning"]) for note in fastforward.undetermined()]
+        return dataclasses.replace(
+            self.weights.described(self.compiled.roots()),
+            torch=self.version,
+            fault=fault,
+            ended_by_limit=self.monitor.steps >= self.settings.steps,
+            evaluations=self.compiled.evaluations,
+            compile_kwargs=self.compiled.kwargs(),
+            undetermined=tuple(dict.fromkeys([*notes, *self.compiled.notes])),
+        )
+
+
+def jsonable(value: Any) -> Any:
+    """The value itself where JSON has it, else its text."""
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)

@@ -19,7 +19,7 @@ def compiled_modules(blocks: Blocks) -> list[tuple[str, Any]]:
     compiled one are left out.
     """
     found: list[tuple[str, Any]] = []
-    for ref in blocks._roots:
+    for ref in blocks.roots:
         root = ref()
         if root is not None:
             found += _compiled(root, blocks)

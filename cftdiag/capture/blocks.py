@@ -47,7 +47,7 @@ class Blocks:
     """
 
     def __init__(self) -> None:
-        self._roots: list[weakref.ref[Any]] = []
+        self.roots: list[weakref.ref[Any]] = []
         self._known: dict[int, tuple[weakref.ref[Any], str]] = {}
         self._members: set[str] = set()
         self._wrapped: set[str] = set()
@@ -55,8 +55,8 @@ class Blocks:
 
     def watch(self, model: Any, blocks: Iterable[str] = ()) -> None:
         """Register a model's modules under their names in it; again after wrapping, and for several models."""
-        if not any(ref() is model for ref in self._roots):
-            self._roots.append(weakref.ref(model))
+        if not any(ref() is model for ref in self.roots):
+            self.roots.append(weakref.ref(model))
         self.named.update(strip(name) for name in blocks)
         for fqn, module in _modules(model):
             name = strip(fqn)
@@ -67,7 +67,7 @@ class Blocks:
                 self._members.update(f"{name}.{child}" if name else child for child in module._modules)
 
     def __bool__(self) -> bool:
-        return bool(self._roots)
+        return bool(self.roots)
 
     def name(self, module: Any) -> str | None:
         """FQN of a module, wrappers stripped; ``""`` for a root; None when it is not registered."""
@@ -76,7 +76,7 @@ class Blocks:
 
     def refresh(self) -> None:
         """Register again: modules that were wrapped after ``watch`` become known."""
-        for ref in self._roots:
+        for ref in self.roots:
             model = ref()
             if model is not None:
                 self.watch(model)

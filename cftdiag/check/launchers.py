@@ -13,6 +13,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from cftdiag.check import accelerate_launch
 from cftdiag.errors import InputError
 
 #: Options of torchrun that take a value, underscores for dashes.
@@ -22,7 +23,14 @@ _TORCHRUN_VALUES = (
     "rdzv_conf", "rdzv_endpoint", "rdzv_id", "redirects", "role", "shutdown_timeout", "signals_to_handle",
     "start_method", "tee",
 )  # fmt: skip
-_TORCHRUN_FLAGS = ("duplicate_stderr_filters", "no_python", "run_path", "standalone", "use_env", "virtual_local_rank")
+_TORCHRUN_FLAGS = (
+    "duplicate_stderr_filters",
+    "no_python",
+    "run_path",
+    "standalone",
+    "use_env",
+    "virtual_local_rank",
+)
 _TORCHRUN_MODULES = ("torch.distributed.run", "torch.distributed.launch", "torch.distributed.elastic.run")
 
 
@@ -72,18 +80,16 @@ def read(command: Sequence[str], world_size: int | None = None) -> Launch:
         raise InputError("no command after --; give the one that trains, for example python train.py")
     if shutil.which(words[0]) is None:
         raise InputError(f"no command {words[0]} here; check the command after --")
-    launch = _read(words)
+    launch = _read(words, world_size)
     if world_size is not None:
         local = launch.local_world_size if launch.local_world_size > 1 else min(world_size, 8)
-        launch = dataclasses.replace(
-            launch, world_size=world_size, local_world_size=min(local, world_size)
-        )
+        launch = dataclasses.replace(launch, world_size=world_size, local_world_size=min(local, world_size))
     if launch.world_size < 1:
         raise InputError("the launcher asks this machine for its number of GPUs; give --world-size")
     return launch
 
 
-def _read(words: list[str]) -> Launch:
+def _read(words: list[str], world_size: int | None) -> Launch:
     name = os.path.basename(words[0])
     if name.startswith("python") and "-m" in words[1:]:
         at = words.index("-m")
@@ -93,15 +99,15 @@ def _read(words: list[str]) -> Launch:
             if module in _TORCHRUN_MODULES:
                 return _torchrun(python, rest)
             if module.startswith("accelerate.commands"):
-                return _accelerate(python, rest, module)
+                return _accelerate(python, rest, world_size)
             if module == "deepspeed.launcher.runner":
                 return _deepspeed(python, rest)
     if name == "torchrun":
         return _torchrun([interpreter(words[0])], words[1:])
     if name == "accelerate" and words[1:2] == ["launch"]:
-        return _accelerate([interpreter(words[0])], words[2:], "accelerate.commands.launch")
+        return _accelerate([interpreter(words[0])], words[2:], world_size)
     if name == "accelerate-launch":
-        return _accelerate([interpreter(words[0])], words[1:], "accelerate.commands.launch")
+        return _accelerate([interpreter(words[0])], words[1:], world_size)
     if name == "deepspeed":
         return _deepspeed([interpreter(words[0])], words[1:])
     return Launch(command=tuple(words))
@@ -181,10 +187,15 @@ def _deepspeed(python: list[str], words: list[str]) -> Launch:
     )
 
 
-def _accelerate(python: list[str], words: list[str], module: str) -> Launch:
-    from cftdiag.check.accelerate_launch import read_launch
-
-    return read_launch(python, words)
+def _accelerate(python: list[str], words: list[str], world_size: int | None) -> Launch:
+    command, env, processes, nodes = accelerate_launch.ask(python, words, world_size or 1)
+    return Launch(
+        command=command,
+        world_size=processes * nodes,
+        local_world_size=processes,
+        launcher="accelerate",
+        env=env,
+    )
 
 
 def _count(text: str, option: str) -> int:

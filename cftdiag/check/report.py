@@ -49,6 +49,14 @@ class CheckReport:
     timing: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     undetermined: tuple[str, ...] = ()
     check: Any = None
+    script: Mapping[str, Any] | None = None
+    """What only a command has: ``command``, ``launcher``, ``ranks``, ``steps``, how it ``ended``, the paths it
+    has ``written``, the (rows, length) of its ``batches`` by step.
+    """
+    coverage: Mapping[str, Any] | None = None
+    """Share of a command's step that is compiled: ``parameters`` and ``flops`` (0 to 1 or None), and what runs
+    ``eager``.
+    """
     plan: Any = None
     """:class:`cftdiag.plan.Plan` of a check with data; a file of its own, not part of the report's JSON."""
 
@@ -68,6 +76,8 @@ class CheckReport:
             "timing": dict(self.timing),
             "undetermined": list(self.undetermined),
             "check": self.check,
+            **({} if self.script is None else {"script": dict(self.script)}),
+            **({} if self.coverage is None else {"coverage": dict(self.coverage)}),
         }
 
     def exit_code(self, fail_on: str = "error") -> int:

@@ -12,12 +12,11 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cftdiag.check import launchers
 from cftdiag.check.driver import Progress, ProgressEvent
@@ -27,6 +26,10 @@ from cftdiag.monitor.run_files import Run, load_run
 from cftdiag.passes.launch import die_with_parent
 from cftdiag.rehearse import trackers
 from cftdiag.rehearse.settings import FILES, VARIABLE, Outcome, Rehearsal
+
+if TYPE_CHECKING:
+    from cftdiag.check.report import CheckReport
+    from cftdiag.findings import Finding
 
 INJECT = Path(__file__).resolve().parents[1] / "rehearse" / "inject"
 PACKAGE = Path(__file__).resolve().parents[2]
@@ -121,11 +124,24 @@ def rehearse(options: ScriptOptions, progress: Progress) -> Rehearsed:
         }
         return Rehearsed(
             launch=launch,
-            run=load_run(scratch / "run"),
-            ends=tuple(sorted(ends, key=lambda e: e.rank)),
+            run=_of_compiling(load_run(scratch / "run"), ends),
+            ends=tuple(sorted(ends, key=lambda e: options.ranks.index(e.rank))),
             seconds=time.monotonic() - started,
             written=tuple("/" + path for path in sorted(written)),
         )
+
+
+def _of_compiling(run: Run, ends: Sequence[RankEnd]) -> Run:
+    """The run without the exceptions that had nothing to do with compiling: they end a script, and say nothing
+    of it.
+    """
+    other = {e.rank for e in ends if e.outcome and e.outcome.fault and not e.outcome.fault.compile}
+    for session in run.sessions:
+        if session.rank in other:
+            session.events = [
+                e for e in session.events if e.kind != "error" or e.detail.get("phase") != "step"
+            ]
+    return run
 
 
 @contextlib.contextmanager
@@ -290,7 +306,7 @@ def judge_ends(rehearsed: Rehearsed, options: ScriptOptions) -> None:
     end, outcome = rehearsed.first, rehearsed.first.outcome
     if end.exit_code == REFUSED:
         raise EnvironmentUnfit(f"{end.last_words or 'the script was not started'}; run `cftdiag doctor`")
-    if rehearsed.steps or any(e.kind != "cache" for e in rehearsed.run.events):
+    if rehearsed.steps or any(e.kind not in ("cache", "error") for e in rehearsed.run.events):
         return
     if end.timed_out:
         raise EnvironmentUnfit(
@@ -327,7 +343,30 @@ def judge_ends(rehearsed: Rehearsed, options: ScriptOptions) -> None:
 
 #: Exceptions that a rehearsal does not cause.
 _OWN_FAULTS = frozenset(
-    {"SyntaxError", "IndentationError", "ModuleNotFoundError", "FileNotFoundError", "EOFError", "KeyboardInterrupt"}
+    {
+        "SyntaxError",
+        "IndentationError",
+        "ModuleNotFoundError",
+        "FileNotFoundError",
+        "EOFError",
+        "KeyboardInterrupt",
+    }
 )
 
-Rehearse = Callable[[ScriptOptions, Progress], Rehearsed]
+
+def check_script(options: ScriptOptions, progress: Progress = lambda event: None) -> CheckReport:
+    """Rehearse a command, prove remedies on it, and report.
+
+    Raises :class:`InputError` for a command that cannot be rehearsed or does not train, and
+    :class:`EnvironmentUnfit` where no conclusion was reached.
+    """
+    from cftdiag.check import script_proofs, script_report
+
+    rehearsed = rehearse(options, progress)
+    judge_ends(rehearsed, options)
+    findings: tuple[Finding, ...] = rehearsed.run.findings
+    notes: list[str] = []
+    if options.verify and not rehearsed.first.timed_out:
+        findings, notes = script_proofs.prove(rehearsed, options, progress)
+    report = script_report.build(rehearsed, options, findings)
+    return dataclasses.replace(report, undetermined=(*report.undetermined, *notes))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from cftdiag.cli import check_script
 from cftdiag.cli.options import Layers, Lengths, Setting, check_writable, debug_option, json_file, write_json
 from cftdiag.errors import CheckError, InputError
 from cftdiag.forecast.lengths import OVER_LONG
@@ -36,7 +37,10 @@ if TYPE_CHECKING:
     from cftdiag.check.runner import Progress
 
 
-@click.command(short_help="Before training: will each block capture whole, what will recompile.")
+@click.command(
+    cls=check_script.WithCommand,
+    short_help="Before training: will each block capture whole, what will recompile.",
+)
 @click.option(
     "--model",
     metavar="MODEL",
@@ -212,6 +216,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="Lowest severity that makes the exit code 1.",
 )
+@check_script.options
 @json_file
 @click.option("-q", "--quiet", is_flag=True, help="Print the verdict line alone.")
 @debug_option
@@ -222,6 +227,11 @@ def check(
     plan_path: str | None,
     plots: str | None,
     config_path: str | None,
+    command: tuple[str, ...],
+    steps: int,
+    ranks: tuple[int, ...],
+    weights: bool,
+    keep: str | None,
     **options: Any,
 ) -> int:
     """Check, before training, whether torch.compile will hold.
@@ -231,13 +241,21 @@ def check(
 
     A file.py:build function returns (model, batches) or a cftdiag.Subject; its model decides attention,
     dtype, lengths and layers by itself.
+
+    A training command after -- is rehearsed instead, unmodified: its ranks, data order, wrapper and loss run
+    here without weights and GPUs, and what it writes goes to a scratch folder.
     """
+    check_writable(json_path)
+    check_writable(plan_path)
+    if command:
+        check_script.refuse_others()
+        script = check_script.asked(command, options, steps=steps, ranks=ranks, weights=weights, keep=keep)
+    else:
+        check_script.refuse_own()
     asked = CheckOptions(**options | {"torch_config": dict(options["torch_config"])})
     if asked.method != "full":
         asked = dataclasses.replace(asked, transform="trainer.preflight:as_method")
-    check_writable(json_path)
-    check_writable(plan_path)
-    if asked.data is None and (plan_path or plots):
+    if not command and asked.data is None and (plan_path or plots):
         raise click.UsageError("--plan and --plots come from a forecast; give --data FILE")
     from cftdiag.check import run_check
     from cftdiag.report import status_line, terminal
@@ -245,11 +263,12 @@ def check(
     # a job that is cancelled ends like one that is interrupted: children stopped, scratch files removed
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     with status_line.progress(sys.stderr, quiet=quiet) as on_progress:
-        report = (
-            run_check(asked, on_progress)
-            if config_path is None
-            else _check_config(config_path, options, on_progress)
-        )
+        if command:
+            report = check_script.run(script, on_progress)
+        elif config_path is None:
+            report = run_check(asked, on_progress)
+        else:
+            report = _check_config(config_path, options, on_progress)
     data = report.to_dict()
     # The terminal first: a disk that has filled up meanwhile must not cost the answer.
     if json_path != "-":

@@ -208,6 +208,13 @@ def _too_big(
     return any(t.numel() > (SMALL if packet in _RANDOM else CAP) for t in ins)
 
 
+@rule(aten._amp_foreach_non_finite_check_and_unscale_.default)
+def _gradients_are_finite(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """A gradient scaler skips the step of a gradient that overflows; one that nobody computed does not."""
+    if level_of(args[0]) < SKIPPED:
+        func(*args, **kwargs)
+
+
 def evaluate(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Result of one operator (an ``OpOverload``) under the rule of this module."""
     if func in SPECIAL:

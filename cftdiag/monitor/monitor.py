@@ -208,6 +208,11 @@ class Monitor:
         self._guarded(self._ended)
         self._raise_at_boundary()
 
+    def models(self) -> list[Any]:
+        """The outermost modules that compiled code was seen in and that are still there."""
+        roots = (ref() for ref in self._recorder.blocks.roots)
+        return [root for root in roots if root is not None]
+
     def failed(self, error: BaseException) -> None:
         """Note the exception that ends the training."""
         if self._open and isinstance(error, Exception) and not isinstance(error, MonitorAlarm):

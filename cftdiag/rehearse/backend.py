@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from cftdiag import fastforward
+from cftdiag.rehearse.cuda_alias import Alias
 from cftdiag.rehearse.settings import Rehearsal
 
 #: Backends that stop after Dynamo, whatever depth was asked for: AOTAutograd is not reached in the real run.
@@ -27,7 +28,7 @@ class Compiled:
 
     def __init__(self) -> None:
         self.notes: list[str] = []
-        self.evaluations = 0
+        self.evaluated = False
         self._modules: list[weakref.ref[torch.nn.Module]] = []
         self._kwargs: dict[str, Any] = {}
 
@@ -54,7 +55,7 @@ class Compiled:
             self.notes.append(text)
 
 
-def install(settings: Rehearsal) -> Compiled:
+def install(settings: Rehearsal, alias: Alias | None) -> Compiled:
     """Replace what compiles each graph for the rest of this process."""
     compiled = Compiled()
     compile_graph = _backend(settings)
@@ -71,6 +72,12 @@ def install(settings: Rehearsal) -> Compiled:
             )
         return compile_graph(model_, inputs_)
 
+    def entered() -> Callable[[], None]:
+        if not compiled.evaluated and not torch.is_grad_enabled():
+            compiled.evaluated = True
+        return _nothing if alias is None else alias.off()
+
+    _on_compiled_calls(entered)
     torch._TorchCompileInductorWrapper.__call__ = by_inductor  # type: ignore[method-assign]
     torch._TorchCompileWrapper.__call__ = by_name  # type: ignore[method-assign]
     _watch_calls(compiled, dict(settings.compile_kwargs))
@@ -97,3 +104,24 @@ def _watch_calls(compiled: Compiled, changes: dict[str, Any]) -> None:
         return real(model, **kwargs)
 
     torch.compile = compile  # type: ignore[assignment]
+
+
+def _on_compiled_calls(enter: Callable[[], Callable[[], None]]) -> None:
+    """Call ``enter`` ahead of each call of a compiled function, and what it returns behind it.
+
+    Dynamo has such hooks for its own settings: nothing is put around the script's functions.
+    """
+    from torch._dynamo.eval_frame import OptimizeContext
+
+    real = OptimizeContext.__init__
+
+    @functools.wraps(real)
+    def initialise(self: Any, *args: Any, **kwargs: Any) -> None:
+        real(self, *args, **kwargs)
+        self.enter_exit_hooks.append(enter)
+
+    OptimizeContext.__init__ = initialise  # type: ignore[method-assign]
+
+
+def _nothing() -> None:
+    """Nothing to put back."""

@@ -68,15 +68,13 @@ class _Process:
             from cftdiag.rehearse import training
 
             training.install(self.settings)
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - unguarded it would train for real
             traceback.print_exc()
             print(f"cftdiag: cannot rehearse ({type(error).__name__}: {error})", file=sys.stderr)
             sys.stderr.flush()
             os._exit(86)
 
-    def _failed(
-        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
-    ) -> None:
+    def _failed(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         self.fault = fault_of(error)
         self._before(kind, error, trace)
 

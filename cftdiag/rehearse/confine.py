@@ -39,17 +39,13 @@ def confine(directories: Sequence[str]) -> bool:
     if version < _LEAST:
         return False
     ruleset = _Ruleset(_WRITING)
-    handle = libc.syscall(
-        _CREATE_RULESET, ctypes.byref(ruleset), ctypes.c_size_t(ctypes.sizeof(ruleset)), 0
-    )
+    handle = libc.syscall(_CREATE_RULESET, ctypes.byref(ruleset), ctypes.c_size_t(ctypes.sizeof(ruleset)), 0)
     if handle < 0:
         return False
     try:
         for directory in directories:
             _allow(libc, handle, directory)
-        return (
-            libc.prctl(_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 and libc.syscall(_RESTRICT_SELF, handle, 0) == 0
-        )
+        return libc.prctl(_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 and libc.syscall(_RESTRICT_SELF, handle, 0) == 0
     finally:
         os.close(handle)
 

@@ -27,9 +27,7 @@ def install(overlay: Overlay) -> None:
     for name in _LOOKING:
         _replace(os, name, lambda path, real, *a, **k: real(overlay.read(path), *a, **k), overlay)
     for name in _CHANGING:
-        _replace(
-            os, name, lambda path, real, *a, **k: real(overlay.write(path, keep=True), *a, **k), overlay
-        )
+        _replace(os, name, lambda path, real, *a, **k: real(overlay.write(path, keep=True), *a, **k), overlay)
     _replace(os, "open", functools.partial(_os_open, overlay), overlay)
     _replace(os, "mkdir", lambda path, real, *a, **k: real(overlay.make_directory(path), *a, **k), overlay)
     for name in ("remove", "unlink", "rmdir"):

@@ -1,13 +1,17 @@
-"""Calling a function once a module has been imported, without importing it."""
+"""Calling a function once a module has been imported, without importing it.
+
+Plain classes: ``importlib.abc`` would import ``tempfile``, which keeps the functions of ``os`` from its import.
+"""
 
 from __future__ import annotations
 
-import importlib.abc
-import importlib.machinery
 import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from importlib.machinery import ModuleSpec
 
 _WAITING: dict[str, list[Callable[[ModuleType], None]]] = {}
 
@@ -19,17 +23,17 @@ def after_import(name: str, callback: Callable[[ModuleType], None]) -> None:
         return
     _WAITING.setdefault(name, []).append(callback)
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Finder())
+        sys.meta_path.insert(0, _Finder())  # type: ignore[arg-type]
 
 
-class _Loader(importlib.abc.Loader):
+class _Loader:
     def __init__(self, inner: Any, name: str) -> None:
         self._inner, self._name = inner, name
 
     def __getattr__(self, attribute: str) -> Any:
         return getattr(self._inner, attribute)
 
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         created: ModuleType | None = self._inner.create_module(spec)
         return created
 
@@ -43,10 +47,10 @@ class _Loader(importlib.abc.Loader):
             callback(module)
 
 
-class _Finder(importlib.abc.MetaPathFinder):
+class _Finder:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
+    ) -> ModuleSpec | None:
         if name not in _WAITING:
             return None
         for finder in sys.meta_path:
@@ -55,6 +59,6 @@ class _Finder(importlib.abc.MetaPathFinder):
             spec = finder.find_spec(name, path, target)
             if spec is not None:
                 if spec.loader is not None and hasattr(spec.loader, "exec_module"):
-                    spec.loader = _Loader(spec.loader, name)
+                    spec.loader = _Loader(spec.loader, name)  # type: ignore[assignment]
                 return spec
         return None

@@ -71,8 +71,8 @@ def _from_pretrained(cls: Any, pretrained_model_name_or_path: Any, *model_args: 
     if dtype not in (None, "auto"):
         kwargs["dtype"] = dtype
     model = cls._from_config(config, *model_args, **kwargs).eval()
-    info: dict[str, Any] = dict.fromkeys(("missing_keys", "unexpected_keys", "mismatched_keys"), set())
-    return (model, info | {"error_msgs": []}) if loading_info else model
+    info = {"missing_keys": set(), "unexpected_keys": set(), "mismatched_keys": set(), "error_msgs": []}
+    return (model, info) if loading_info else model
 
 
 def _stand_in(attention: Any) -> None:

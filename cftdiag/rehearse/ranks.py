@@ -39,7 +39,9 @@ def install(settings: Rehearsal) -> None:
         more = {} if timeout is None else {"timeout": timeout}
         real_init("fake", rank=rank, world_size=world_size, store=FakeStore(), **more)
 
-    def new_group(ranks: Any = None, timeout: Any = None, backend: Any = None, *args: Any, **kwargs: Any) -> Any:
+    def new_group(
+        ranks: Any = None, timeout: Any = None, backend: Any = None, *args: Any, **kwargs: Any
+    ) -> Any:
         return real_group(ranks, timeout, None, *args, **{**kwargs, "device_id": None})
 
     def get_backend(group: Any = None) -> str:
@@ -81,7 +83,11 @@ def all_gather_object(object_list: list[Any], obj: Any, group: Any = None) -> No
 
 
 def gather_object(
-    obj: Any, object_gather_list: list[Any] | None = None, dst: Any = None, group: Any = None, group_dst: Any = None
+    obj: Any,
+    object_gather_list: list[Any] | None = None,
+    dst: Any = None,
+    group: Any = None,
+    group_dst: Any = None,
 ) -> None:
     """The gathering rank gets what it gives itself from every rank."""
     if object_gather_list is not None:
@@ -93,7 +99,10 @@ def broadcast_object_list(object_list: list[Any], *args: Any, **kwargs: Any) -> 
 
 
 def scatter_object_list(
-    scatter_object_output_list: list[Any], scatter_object_input_list: list[Any] | None = None, *args: Any, **kwargs: Any
+    scatter_object_output_list: list[Any],
+    scatter_object_input_list: list[Any] | None = None,
+    *args: Any,
+    **kwargs: Any,
 ) -> None:
     """This rank gets its own part where it is the sender, else None."""
     import torch.distributed as dist

@@ -65,7 +65,7 @@ def _replace_writer(module: ModuleType) -> None:
     def save_file(tensors: dict[str, torch.Tensor], filename: Any, metadata: Any = None) -> None:
         sparse(tensors, os.fspath(filename), metadata, names)
 
-    module.save_file = save_file
+    module.__dict__["save_file"] = save_file
 
 
 def sparse(

@@ -91,8 +91,10 @@ class Outcome:
     exit_code: int | None = None
     """Code that the script gave to ``sys.exit``; None when it ran to its end or was ended after its steps."""
     ended_by_limit: bool = False
-    evaluations: int = 0
-    """Forward passes of compiled modules without gradients."""
+    evaluated: bool = False
+    """Whether a compiled module was called without gradients."""
+    members: tuple[tuple[str, str], ...] = ()
+    """(name, class) of the layers inside a compiled model: members of its outermost ModuleLists."""
     model_class: str | None = None
     parameters: int | None = None
     compiled_parameters: int | None = None
@@ -117,4 +119,5 @@ class Outcome:
         fault = data.pop("fault")
         data["eager"] = tuple(EagerShare(**share) for share in data["eager"])
         data["undetermined"] = tuple(data["undetermined"])
+        data["members"] = tuple((str(name), str(cls)) for name, cls in data["members"])
         return cls(**data, fault=None if fault is None else Fault(**fault))

@@ -66,4 +66,6 @@ def _silence_hub(module: ModuleType) -> None:
 def _not_sent(self: Any, *args: Any, **kwargs: Any) -> Any:
     """Stands for every method that changes something on the hub."""
     repo = kwargs.get("repo_id") or next((a for a in args if isinstance(a, str)), "rehearsal/not-sent")
-    return types.SimpleNamespace(repo_id=repo, url="", commit_url="", oid="0" * 40, pr_url=None, path_in_repo="")
+    return types.SimpleNamespace(
+        repo_id=repo, url="", commit_url="", oid="0" * 40, pr_url=None, path_in_repo=""
+    )

@@ -27,8 +27,7 @@ class _Training:
 
         from cftdiag import fastforward
         from cftdiag.monitor import injected
-        from cftdiag.passes.run_pass import torch_config
-        from cftdiag.rehearse import backend, pretrained, ranks, serialized, weights
+        from cftdiag.rehearse import backend, cuda_alias, hf_trainer, pretrained, ranks, serialized, weights
 
         self.settings = settings
         self.version = str(torch.__version__)
@@ -37,16 +36,22 @@ class _Training:
                 "run_dir": settings.run_dir,
                 "max_steps": settings.steps,
                 "exchange": "none",
-                "warmup_steps": settings.steps,
+                # the last step of the rehearsal asks which compiled modules never ran
+                "warmup_steps": settings.steps - 1,
             }
         )
         self.monitor.dynamo_imported()
-        torch_config(settings.torch_config).__enter__()
-        self.compiled = backend.install(settings)
+        if settings.torch_config:
+            from cftdiag.passes.run_pass import torch_config
+
+            torch_config(settings.torch_config).__enter__()
+        self.alias = cuda_alias.install(settings)
+        self.compiled = backend.install(settings, self.alias)
         ranks.install(settings)
         serialized.install()
         self.weights = weights.install(settings)
         pretrained.install(settings)
+        hf_trainer.install(settings, self.compiled)
         fastforward.routing_policy(settings.routing).__enter__()
         if not settings.weights:
             fastforward.SkipMode().__enter__()
@@ -55,12 +60,14 @@ class _Training:
         from cftdiag import fastforward
 
         notes = [str(note["meaning"]) for note in fastforward.undetermined()]
+        if self.alias is not None and self.alias.asked:
+            notes.append(self.alias.differs())
         return dataclasses.replace(
-            self.weights.described(self.compiled.roots()),
+            self.weights.described(self.compiled.roots(), self.monitor.models()),
             torch=self.version,
             fault=fault,
             ended_by_limit=self.monitor.steps >= self.settings.steps,
-            evaluations=self.compiled.evaluations,
+            evaluated=self.compiled.evaluated,
             compile_kwargs=self.compiled.kwargs(),
             undetermined=tuple(dict.fromkeys([*notes, *self.compiled.notes])),
         )

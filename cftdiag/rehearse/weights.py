@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -25,18 +25,33 @@ class Weights:
             if isinstance(parameter, torch.Tensor):
                 mark(getattr(parameter, "_local_tensor", parameter), SKIPPED)
 
-    def described(self, compiled: list[torch.nn.Module]) -> Outcome:
-        """Size and class of the model that was compiled; the largest of several."""
-        largest = max(compiled, key=_size, default=None)
+    def described(self, compiled: list[torch.nn.Module], models: list[torch.nn.Module]) -> Outcome:
+        """Size and class of the largest of ``models`` that holds what was compiled."""
+        largest = max([*models, *compiled], key=_size, default=None)
         if largest is None:
             return Outcome()
         from cftdiag.capture.blocks import class_name, unwrap
 
-        parts = {id(p): p.numel() for module in compiled for p in module.parameters()}
+        own = {id(p) for p in largest.parameters()}
+        parts = {id(p): p.numel() for module in compiled for p in module.parameters() if id(p) in own}
         return Outcome(
             model_class=class_name(unwrap(largest)),
+            parameters=_size(largest),
             compiled_parameters=sum(parts.values()),
+            members=tuple(_members(largest)),
         )
+
+
+def _members(module: torch.nn.Module, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """(name, class) of the members of the outermost ModuleLists."""
+    from cftdiag.capture.blocks import class_name, strip, unwrap
+
+    for name, child in module.named_children():
+        fqn = f"{prefix}{name}"
+        if isinstance(child, torch.nn.ModuleList):
+            yield from ((strip(f"{fqn}.{i}"), class_name(unwrap(member))) for i, member in enumerate(child))
+        else:
+            yield from _members(child, f"{fqn}.")
 
 
 def _size(module: torch.nn.Module) -> int:

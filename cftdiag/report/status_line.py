@@ -20,6 +20,7 @@ _MODES = {
     "auto": "first pass",
     "reference": "running without torch.compile",
     "numerics": "comparing with eager",
+    "rehearsing": "rehearsing",
 }
 
 

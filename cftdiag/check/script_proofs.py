@@ -1,0 +1,83 @@
+"""Remedies tried on the script itself: those that reach it from outside."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+from cftdiag.check.driver import Progress, ProgressEvent
+from cftdiag.check.proofs import Outcome, Prover
+from cftdiag.check.script import Rehearsed, ScriptOptions, rehearse
+from cftdiag.errors import InputError
+from cftdiag.findings import Finding
+from cftdiag.options import DYNAMIC, CheckOptions
+
+#: Options that a rehearsal can take over into the script; any other belongs into the script's own code.
+_REACHES = frozenset({"torch_config", "env", "compile_kwargs", "dynamic", "fullgraph"})
+
+
+def prove(
+    rehearsed: Rehearsed, options: ScriptOptions, progress: Progress
+) -> tuple[tuple[Finding, ...], list[str]]:
+    """The findings with each remedy tried that can be applied from outside, and what could not be tried."""
+    plain = CheckOptions(
+        torch_config=options.torch_config,
+        env=options.env,
+        compile_kwargs=options.compile_kwargs,
+        verify_budget=options.verify_budget,
+    )
+
+    def run(changed: CheckOptions, finding: Finding) -> Outcome:
+        return outcome(rehearse(_applied(options, plain, changed, rehearsed), lambda event: None))
+
+    announce: Callable[[str], None] = lambda text: progress(ProgressEvent(phase="prove", text=text))  # noqa: E731
+    prover = Prover(plain, outcome(rehearsed), run, config_subject=False, wrap=True, announce=announce)
+    findings = prover.prove(rehearsed.run.findings)
+    left = (
+        [f"{prover.left} remedies were not tried: the {options.verify_budget:.0f} s for proofs were used up"]
+        if prover.left
+        else []
+    )
+    return findings, left
+
+
+def outcome(rehearsed: Rehearsed) -> Outcome:
+    """What a proof is held against."""
+    end = rehearsed.first
+    return Outcome(
+        findings=rehearsed.run.findings,
+        compiles=sum(
+            e.kind == "compile" and e.detail.get("status") == "ok" and e.region != "backward"
+            for e in rehearsed.run.events
+            if e.rank == end.rank
+        ),
+        ended=end.exit_code == 0 and not end.timed_out,
+    )
+
+
+def _applied(
+    options: ScriptOptions, plain: CheckOptions, changed: CheckOptions, rehearsed: Rehearsed
+) -> ScriptOptions:
+    """The rehearsal's options with a remedy's change; :class:`InputError` for one that the script must make
+    itself.
+    """
+    differs = {
+        field.name
+        for field in dataclasses.fields(CheckOptions)
+        if getattr(plain, field.name) != getattr(changed, field.name)
+    }
+    if not differs <= _REACHES:
+        raise InputError("this change belongs into the script")
+    kwargs = dict(changed.compile_kwargs)
+    if changed.dynamic is not None:
+        kwargs["dynamic"] = DYNAMIC[changed.dynamic]
+    if changed.fullgraph is not None:
+        kwargs["fullgraph"] = changed.fullgraph
+    return dataclasses.replace(
+        options,
+        torch_config=changed.torch_config,
+        env=changed.env,
+        compile_kwargs=kwargs,
+        ranks=(rehearsed.first.rank,),
+        keep=None,
+    )

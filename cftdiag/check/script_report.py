@@ -1,0 +1,230 @@
+"""The report of a rehearsed command. Torch-free."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shlex
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from cftdiag.check.driver import environment
+from cftdiag.check.report import BlockResult, CheckReport
+from cftdiag.check.script import RankEnd, Rehearsed, ScriptOptions
+from cftdiag.events import Event
+from cftdiag.findings import Finding, verdict
+from cftdiag.monitor.event_cause import argument_shape
+
+_WHOLE = "<root>"
+
+
+def build(rehearsed: Rehearsed, options: ScriptOptions, findings: tuple[Finding, ...]) -> CheckReport:
+    """The report, with ``findings`` as they are after their remedies were tried."""
+    end, outcome = rehearsed.first, rehearsed.first.outcome
+    depth = "codegen" if options.target else options.depth
+    compiles = tuple(_compiles(rehearsed))
+    notes = list(dict.fromkeys(_notes(rehearsed, options, compiled=bool(compiles))))
+    word = verdict(findings)
+    if word != "not_viable" and (not compiles or _broken(end)):
+        word = "error"
+    first = rehearsed.ends[0].rank
+    batches: list[dict[str, Any]] = [
+        {"step": step.step, "shapes": [list(shape) for shape in step.shapes]}
+        for step in rehearsed.run.steps
+        if step.rank == first and step.shapes
+    ]
+    versions = environment()
+    if outcome is not None and outcome.torch is not None:
+        versions["torch"] = outcome.torch
+    return CheckReport(
+        verdict=word,
+        subject={
+            "name": shlex.join(options.command),
+            "type": "script",
+            "model_class": outcome.model_class if outcome else None,
+            "model_type": None,
+            "parameters": outcome.parameters if outcome else None,
+            "weights": "real" if options.weights else "none",
+            "lengths": [shape[1] for batch in batches for shape in batch["shapes"][-1:]],
+            "world_size": rehearsed.launch.world_size,
+            "compile_kwargs": dict(outcome.compile_kwargs) if outcome else {},
+        },
+        depth=depth,
+        target=options.target,
+        environment=versions,
+        blocks=tuple(_blocks(rehearsed, findings)),
+        findings=findings,
+        compiles=compiles,
+        forecast=_forecast(rehearsed, compiles, depth),
+        timing=_timing(rehearsed),
+        undetermined=tuple(notes),
+        script={
+            "command": list(options.command),
+            "launcher": rehearsed.launch.launcher,
+            "ranks": [e.rank for e in rehearsed.ends],
+            "steps": rehearsed.steps,
+            "ended": ended(end, options),
+            "written": list(rehearsed.written),
+            "batches": batches,
+        },
+        coverage=_coverage(end),
+    )
+
+
+def ended(end: RankEnd, options: ScriptOptions) -> str:
+    """How the script came to its end, in words."""
+    outcome = end.outcome
+    if end.timed_out:
+        return f"stopped after {options.timeout:.0f} s"
+    if outcome is not None and outcome.fault is not None:
+        fault = outcome.fault
+        place = f" at {os.path.basename(fault.file)}:{fault.line}" if fault.file else ""
+        return f"{fault.error}: {fault.message[:300]}{place}"
+    if outcome is not None and outcome.ended_by_limit:
+        return f"ended after {options.steps} steps"
+    return "ran to its end" if end.exit_code == 0 else f"ended with exit code {end.exit_code}"
+
+
+def _broken(end: RankEnd) -> bool:
+    """True where the script did not end as it or the check wanted."""
+    return not end.timed_out and end.exit_code != 0
+
+
+def _notes(rehearsed: Rehearsed, options: ScriptOptions, *, compiled: bool) -> Iterator[str]:
+    for end in rehearsed.ends:
+        steps = max((s.step for s in rehearsed.run.steps if s.rank == end.rank), default=0)
+        who = f"rank {end.rank}" if len(rehearsed.ends) > 1 else "the script"
+        fault = end.outcome.fault if end.outcome else None
+        if _broken(end) or end.timed_out:
+            unknown = (
+                "; not known whether it does outside the rehearsal too"
+                if fault is not None and not fault.compile
+                else ""
+            )
+            yield f"{who} made {steps} of {options.steps} steps: {ended(end, options)}{unknown}"
+    if not compiled:
+        yield "nothing was compiled: the script made its steps without torch.compile"
+    outcome = rehearsed.first.outcome
+    if outcome is not None:
+        if compiled and not outcome.evaluated:
+            yield f"no evaluation was met within {rehearsed.steps} steps"
+        yield from outcome.undetermined
+    else:
+        yield "the process left no closing report, so what was made up for it is not known"
+    yield from rehearsed.run.problems
+
+
+def _compiles(rehearsed: Rehearsed) -> Iterator[dict[str, Any]]:
+    """One row a compiled forward graph, in the order of time."""
+    run, several = rehearsed.run, len(rehearsed.ends) > 1
+    causes = {
+        (e.rank, e.compile_id, e.step): e.detail.get("cause") for e in run.events if e.kind == "recompile"
+    }
+    shapes = {(s.rank, s.step): s.shapes for s in run.steps}
+    for event in run.events:
+        if not _is_compile(event):
+            continue
+        batch = event.detail.get("batch") or argument_shape(event)
+        if batch is None and shapes.get((event.rank, event.step)):
+            batch = shapes[event.rank, event.step][-1]
+        yield {
+            **({"rank": event.rank} if several else {}),
+            "compile_id": event.compile_id,
+            "block": event.block or (event.code.qualname if event.code else None),
+            "step": event.step,
+            "length": batch[1] if batch else None,
+            "batch_size": batch[0] if batch else None,
+            "seconds": round(float(event.seconds.get("total", sum(event.seconds.values()))), 3),
+            "cause": causes.get((event.rank, event.compile_id, event.step)),
+        }
+
+
+def _is_compile(event: Event) -> bool:
+    return event.kind == "compile" and event.detail.get("status") == "ok" and event.region != "backward"
+
+
+def _blocks(rehearsed: Rehearsed, findings: Sequence[Finding]) -> list[BlockResult]:
+    """Compiled modules of the first rank, and the layers of a model that is compiled as a whole."""
+    session = next((s for s in rehearsed.run.sessions if s.rank == rehearsed.first.rank), None)
+    if session is None:
+        return []
+    outcome = rehearsed.first.outcome
+    named = dict(session.blocks)
+    for event in session.events:
+        if event.block is not None and event.kind in ("compile", "graph_break"):
+            named.setdefault(event.block, event.block_class or "")
+    graphs = {
+        name: sum(_graphs(e) for e in session.events if _is_compile(e) and e.block == name) for name in named
+    }
+    if _WHOLE in named and outcome is not None:
+        for name, cls in outcome.members:
+            # a layer inside a whole model's graph has no graph of its own
+            graphs.setdefault(name, graphs[_WHOLE])
+            named.setdefault(name, cls)
+    broken = [f for f in findings if f.kind == "graph_break"]
+    return [
+        BlockResult(
+            fqn=name,
+            cls=cls,
+            kind=cls,
+            graphs=graphs[name],
+            graph_breaks=sum(name in f.blocks for f in broken),
+            recompiles=sum(e.kind == "recompile" and e.block == name for e in session.events),
+            fullgraph=not any(name in f.blocks or _WHOLE in f.blocks for f in broken)
+            if graphs[name]
+            else None,
+        )
+        for name, cls in named.items()
+    ]
+
+
+def _graphs(event: Event) -> int:
+    return int(event.detail.get("graphs") or 1)
+
+
+def _forecast(rehearsed: Rehearsed, compiles: Sequence[dict[str, Any]], depth: str) -> dict[str, Any]:
+    first = rehearsed.first.rank
+    own = [c for c in compiles if c.get("rank", first) == first]
+    events = [e for e in rehearsed.run.events if e.rank == first]
+    return {
+        "compiles": len(own),
+        "recompiles": sum(e.kind == "recompile" for e in events),
+        "limit_hit": any(e.kind == "limit_hit" for e in events),
+        "steps": [{"step": c["step"], "length": c["length"], "cause": c["cause"]} for c in own],
+        "seconds": round(sum(c["seconds"] for c in own), 3),
+        "note": "without Inductor's guards" if depth in ("trace", "joint") else None,
+    }
+
+
+def _timing(rehearsed: Rehearsed) -> dict[str, Any]:
+    peaks = [e.outcome.peak_rss_gb for e in rehearsed.ends if e.outcome and e.outcome.peak_rss_gb]
+    return {
+        "wall_s": round(rehearsed.seconds, 2),
+        "passes": [
+            {
+                "mode": f"rehearsal of rank {e.rank}",
+                "seconds": round(e.seconds, 2),
+                "outcome": "timeout" if e.timed_out else "crash" if _broken(e) else "ok",
+                "peak_rss_gb": e.outcome.peak_rss_gb if e.outcome else None,
+                "steps": [round(s.seconds, 3) for s in rehearsed.run.steps if s.rank == e.rank],
+            }
+            for e in rehearsed.ends
+        ],
+        "peak_rss_gb": round(max(peaks), 3) if peaks else None,
+    }
+
+
+def _coverage(end: RankEnd) -> dict[str, Any] | None:
+    outcome = end.outcome
+    if outcome is None or outcome.parameters is None:
+        return None
+    flops = outcome.compiled_flops + outcome.eager_flops
+    return {
+        "parameters": _share(outcome.compiled_parameters or 0, outcome.parameters),
+        "flops": _share(outcome.compiled_flops, flops),
+        "eager": [dataclasses.asdict(share) for share in outcome.eager],
+    }
+
+
+def _share(part: float, whole: float) -> float | None:
+    return round(part / whole, 4) if whole else None

@@ -1,0 +1,378 @@
+"""A CUDA device that answers and is not there: its tensors stay in this machine's memory.
+
+Device names in arguments are mapped to the CPU by a function mode; ``torch.cuda`` answers the script and its
+libraries as the device would, and torch's own code as this machine does. While a compiled function is called
+the mode is off, so that Dynamo sees and guards the program as it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode, _len_torch_function_stack, _pop_mode, _push_mode
+
+from cftdiag.rehearse.settings import Rehearsal
+from cftdiag.target.devices import DEVICES, Device
+
+#: Torch's own modules that a script meets as the device's face; all other code of torch gets true answers.
+_FACES = ("torch.amp.", "torch.cuda.amp", "torch._dynamo.variables")
+
+
+def install(settings: Rehearsal) -> Alias | None:
+    """Let a device answer to CUDA; None where the machine's own is to answer."""
+    if settings.device is None or torch.cuda.is_available():
+        return None
+    device = DEVICES[settings.device]
+    local = settings.rank % settings.local_world_size
+    alias = Alias(device)
+    _answers(alias, device, settings.local_world_size, local)
+    _map_classes()
+    alias.__enter__()
+    return alias
+
+
+class Alias(TorchFunctionMode):
+    """Maps CUDA devices among the arguments of torch functions to the CPU."""
+
+    def __init__(self, device: Device) -> None:
+        super().__init__()
+        self.device = device
+        self.asked = False
+        """Whether the script has used the device at all."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func is torch.device:
+            return func(*args, **(kwargs or {}))
+        name = getattr(func, "__name__", "")
+        if name in _MOVES and args:
+            self.asked = self.asked or name == "cuda"
+            return None if name == "record_stream" else args[0]
+        kwargs = {key: self.mapped(value, ordinal=key == "device") for key, value in (kwargs or {}).items()}
+        return func(
+            *(self.mapped(value, ordinal=name == "to" and i == 1) for i, value in enumerate(args)), **kwargs
+        )
+
+    def differs(self) -> str:
+        """What is not as on the device."""
+        return (
+            f"CUDA was answered for by {self.device.name}, which is not here: tensors say cpu when they are asked for their device, "
+            "and autocast casts what it casts on a CPU"
+        )
+
+    def mapped(self, value: Any, *, ordinal: bool = False) -> Any:
+        """The CPU for a CUDA device, in whichever way it is named; anything else as it is."""
+        if is_cuda(value) or (ordinal and isinstance(value, int) and not isinstance(value, bool)):
+            self.asked = True
+            return torch.device("cpu")
+        return value
+
+    def off(self) -> Callable[[], None]:
+        """Take the mode off this thread, from under others too; returns what puts it back."""
+        above: list[Any] = []
+        found = False
+        while _len_torch_function_stack() and not found:
+            mode = _pop_mode()
+            found = mode is self
+            if not found:
+                above.append(mode)
+        for mode in reversed(above):
+            _push_mode(mode)
+        return self._on if found else _nothing
+
+    def _on(self) -> None:
+        # at the bottom, where it was: a mode of the script's own is asked before it
+        others = [_pop_mode() for _ in range(_len_torch_function_stack())]
+        _push_mode(self)
+        for mode in reversed(others):
+            _push_mode(mode)
+
+
+#: Methods of tensors that are nothing here.
+_MOVES = frozenset({"cuda", "pin_memory", "record_stream"})
+
+
+def is_cuda(value: Any) -> bool:
+    """True for ``torch.device("cuda", 0)``, ``"cuda"`` and ``"cuda:1"``."""
+    if isinstance(value, torch.device):
+        return value.type == "cuda"
+    return isinstance(value, str) and (value == "cuda" or value.startswith("cuda:"))
+
+
+def _nothing() -> None:
+    """Nothing to put back."""
+
+
+# ---- torch.cuda and torch.accelerator ----
+
+
+def _answers(alias: Alias, device: Device, count: int, local: int) -> None:
+    current = [local]
+
+    def set_device(index: Any) -> None:
+        number = index if isinstance(index, int) else torch.device(index).index
+        current[0] = current[0] if number is None else number
+
+    def memory(*args: Any, **kwargs: Any) -> int:
+        return 0
+
+    zeroes = (
+        "memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved", "memory_cached",
+        "max_memory_cached", "utilization", "temperature", "power_draw",
+    )  # fmt: skip
+    quiet = (
+        "synchronize", "empty_cache", "reset_peak_memory_stats", "reset_max_memory_allocated", "init", "ipc_collect",
+        "reset_accumulated_memory_stats", "set_per_process_memory_fraction", "set_stream", "_lazy_init",
+        "reset_max_memory_cached",
+    )  # fmt: skip
+    properties = _Properties(device)
+    answers: dict[str, Callable[..., Any]] = {
+        **dict.fromkeys(zeroes, memory),
+        **dict.fromkeys(quiet, lambda *a, **k: None),
+        "is_available": lambda: True,
+        "is_initialized": lambda: True,
+        "device_count": lambda: count,
+        "current_device": lambda: current[0],
+        "set_device": set_device,
+        "get_device_properties": lambda *a, **k: properties,
+        "get_device_name": lambda *a, **k: device.name,
+        "get_device_capability": lambda *a, **k: (device.major, device.minor),
+        "is_bf16_supported": lambda *a, **k: device.major >= 8,
+        "is_tf32_supported": lambda *a, **k: device.major >= 8,
+        "can_device_access_peer": lambda *a, **k: True,
+        "get_arch_list": lambda: [device.arch],
+        "mem_get_info": lambda *a, **k: (device.total_memory, device.total_memory),
+        "memory_stats": lambda *a, **k: {},
+        "memory_summary": lambda *a, **k: "",
+        "is_current_stream_capturing": lambda: False,
+        "manual_seed": lambda seed: None,
+        "manual_seed_all": lambda seed: None,
+        "seed": lambda: None,
+        "seed_all": lambda: None,
+        "initial_seed": torch.initial_seed,
+        "get_rng_state": lambda *a, **k: torch.get_rng_state(),
+        "get_rng_state_all": lambda: [torch.get_rng_state()] * count,
+        "set_rng_state": lambda *a, **k: None,
+        "set_rng_state_all": lambda *a, **k: None,
+        "current_stream": lambda *a, **k: _Stream(),
+        "default_stream": lambda *a, **k: _Stream(),
+        "stream": lambda *a, **k: contextlib.nullcontext(),
+    }
+    for name, answer in answers.items():
+        for module in (torch.cuda, torch.cuda.memory, torch.cuda.random):
+            if hasattr(module, name):
+                _replace(module, name, answer, alias)
+    for name, answer in {
+        "is_available": lambda: True,
+        "device_count": lambda: count,
+        "current_accelerator": lambda *a, **k: torch.device("cuda"),
+        "current_device_index": lambda: current[0],
+        "set_device_index": set_device,
+        "synchronize": lambda *a, **k: None,
+        "current_stream": lambda *a, **k: _Stream(),
+        "memory_allocated": memory,
+        "max_memory_allocated": memory,
+        "empty_cache": lambda *a, **k: None,
+    }.items():
+        if hasattr(torch.accelerator, name):
+            _replace(torch.accelerator, name, answer, alias)
+    _replace(torch.backends.cuda, "is_built", lambda: True, alias)
+    torch.cuda.Stream = _Stream  # type: ignore[misc,assignment]
+    torch.cuda.Event = _Event  # type: ignore[misc,assignment]
+    torch.cuda.device = _Current  # type: ignore[misc,assignment]
+
+
+#: Questions that torch's own code goes on asking this machine. What only acts on the device acts on nothing,
+#: whoever asks.
+_QUESTIONS = frozenset(
+    {
+        "is_available", "is_initialized", "device_count", "current_device", "get_device_properties", "get_device_name",
+        "get_device_capability", "is_bf16_supported", "is_tf32_supported", "get_arch_list", "current_accelerator",
+        "current_device_index", "is_built", "current_stream", "default_stream", "is_current_stream_capturing",
+    }
+)  # fmt: skip
+
+
+def _replace(module: Any, name: str, answer: Callable[..., Any], alias: Alias) -> None:
+    """Answer the script and its libraries; torch's own code goes on asking this machine."""
+    real = getattr(module, name)
+
+    @functools.wraps(real)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        caller = str(sys._getframe(1).f_globals.get("__name__"))
+        if name in _QUESTIONS and caller.startswith("torch.") and not caller.startswith(_FACES):
+            return real(*args, **kwargs)
+        return answer(*args, **kwargs)
+
+    # a compiled region that asks gets the answer as a constant, as it does from torch's own function
+    call._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    setattr(module, name, call)
+
+
+class _Properties:
+    """``torch.cuda.get_device_properties()`` of the device table."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._device, name)
+
+    def __repr__(self) -> str:
+        return f"_CudaDeviceProperties(name='{self._device.name}', major={self._device.major}, minor={self._device.minor})"
+
+
+class _Stream:
+    """A stream on which everything has happened already."""
+
+    device = torch.device("cpu")
+    cuda_stream = 0
+    stream_id = 0
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def __enter__(self) -> _Stream:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Stream)
+
+    def __hash__(self) -> int:
+        return 0
+
+    def query(self) -> bool:
+        """True: nothing is pending."""
+        return True
+
+    def synchronize(self) -> None:
+        """Nothing is pending."""
+
+    def wait_stream(self, stream: Any) -> None:
+        """Nothing is pending."""
+
+    def wait_event(self, event: Any) -> None:
+        """Nothing is pending."""
+
+    def record_event(self, event: Any = None) -> Any:
+        """An event that has happened."""
+        return event or _Event()
+
+
+class _Event:
+    """An event that has happened."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def record(self, stream: Any = None) -> None:
+        """Nothing is pending."""
+
+    def wait(self, stream: Any = None) -> None:
+        """Nothing is pending."""
+
+    def query(self) -> bool:
+        """True: it has happened."""
+        return True
+
+    def synchronize(self) -> None:
+        """Nothing is pending."""
+
+    def elapsed_time(self, end: Any) -> float:
+        """One millisecond, so that rates stay finite."""
+        return 1.0
+
+
+class _Current:
+    """``with torch.cuda.device(0):``"""
+
+    def __init__(self, device: Any) -> None:
+        self.idx = device
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+
+# ---- classes that take a device ----
+
+
+def _map_classes() -> None:
+    from torch.amp import autocast_mode, grad_scaler
+    from torch.utils import _device
+
+    _map_autocast(autocast_mode.autocast)
+    _first_argument(grad_scaler.GradScaler, "device", "cuda")
+    _first_argument(_device.DeviceContext)
+    if not torch.distributed.is_available():
+        return
+    from torch.distributed import device_mesh
+    from torch.distributed.fsdp import FullyShardedDataParallel
+    from torch.nn.parallel import DistributedDataParallel
+
+    _first_argument(device_mesh.DeviceMesh)
+    real = device_mesh.init_device_mesh
+
+    @functools.wraps(real)
+    def init_device_mesh(device_type: Any, *args: Any, **kwargs: Any) -> Any:
+        return real("cpu" if is_cuda(device_type) else device_type, *args, **kwargs)
+
+    device_mesh.init_device_mesh = init_device_mesh
+    torch.distributed.init_device_mesh = init_device_mesh  # type: ignore[attr-defined]
+    _without(DistributedDataParallel, "device_ids", "output_device")
+    _without(FullyShardedDataParallel, "device_id")
+
+
+def _map_autocast(cls: Any) -> None:
+    real = cls.__init__
+
+    @functools.wraps(real)
+    def initialise(self: Any, device_type: Any, dtype: Any = None, *args: Any, **kwargs: Any) -> None:
+        if is_cuda(device_type):
+            # the device's own default, which is not the CPU's
+            device_type, dtype = "cpu", dtype or torch.float16
+        real(self, device_type, dtype, *args, **kwargs)
+
+    cls.__init__ = initialise
+
+
+def _first_argument(cls: Any, keyword: str | None = None, default: str | None = None) -> None:
+    """Map the device that a class takes first, or by keyword."""
+    real = cls.__init__
+
+    @functools.wraps(real)
+    def initialise(self: Any, *args: Any, **kwargs: Any) -> None:
+        if default is not None and not args and keyword not in kwargs:
+            args = (default,)
+        if args and is_cuda(args[0]):
+            args = ("cpu", *args[1:])
+        for name in ("device", "device_type"):
+            if is_cuda(kwargs.get(name)):
+                kwargs[name] = "cpu"
+        real(self, *args, **kwargs)
+
+    cls.__init__ = initialise
+
+
+def _without(cls: Any, *names: str) -> None:
+    """Leave out the arguments that name a CUDA device."""
+    real = cls.__init__
+
+    @functools.wraps(real)
+    def initialise(self: Any, module: Any, *args: Any, **kwargs: Any) -> None:
+        for name in names:
+            kwargs.pop(name, None)
+        real(self, module, *args, **kwargs)
+
+    cls.__init__ = initialise

@@ -20,7 +20,12 @@ from cftdiag.rehearse.settings import Rehearsal
 from cftdiag.target.devices import DEVICES, Device
 
 #: Torch's own modules that a script meets as the device's face; all other code of torch gets true answers.
-_FACES = ("torch.amp.", "torch.cuda.amp", "torch._dynamo.variables")
+_FACES = (
+    "torch.amp.",
+    "torch.cuda.amp",
+    "torch._dynamo.variables.functions",
+    "torch._dynamo.variables.torch",
+)
 
 
 def install(settings: Rehearsal) -> Alias | None:
@@ -53,11 +58,10 @@ class Alias(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name in _MOVES and args:
             self.asked = self.asked or name == "cuda"
-            return None if name == "record_stream" else args[0]
-        kwargs = {key: self.mapped(value, ordinal=key == "device") for key, value in (kwargs or {}).items()}
-        return func(
-            *(self.mapped(value, ordinal=name == "to" and i == 1) for i, value in enumerate(args)), **kwargs
-        )
+            return args[0]
+        named = {key: self.mapped(value, ordinal=key == "device") for key, value in (kwargs or {}).items()}
+        at = _ORDINALS.get(name)
+        return func(*(self.mapped(value, ordinal=i == at) for i, value in enumerate(args)), **named)
 
     def differs(self) -> str:
         """What is not as on the device."""
@@ -95,7 +99,9 @@ class Alias(TorchFunctionMode):
 
 
 #: Methods of tensors that are nothing here.
-_MOVES = frozenset({"cuda", "pin_memory", "record_stream"})
+_MOVES = frozenset({"cuda", "pin_memory"})
+#: Functions that take a device's number by position -> that position.
+_ORDINALS = {"to": 1, "_parse_to": 0}
 
 
 def is_cuda(value: Any) -> bool:
@@ -183,6 +189,8 @@ def _answers(alias: Alias, device: Device, count: int, local: int) -> None:
         if hasattr(torch.accelerator, name):
             _replace(torch.accelerator, name, answer, alias)
     _replace(torch.backends.cuda, "is_built", lambda: True, alias)
+    torch.Tensor.record_stream = _not_recorded  # type: ignore[method-assign,assignment]
+    torch.Generator = _Generator  # type: ignore[misc]
     torch.cuda.Stream = _Stream  # type: ignore[misc,assignment]
     torch.cuda.Event = _Event  # type: ignore[misc,assignment]
     torch.cuda.device = _Current  # type: ignore[misc,assignment]
@@ -213,6 +221,22 @@ def _replace(module: Any, name: str, answer: Callable[..., Any], alias: Alias) -
     # a compiled region that asks gets the answer as a constant, as it does from torch's own function
     call._dynamo_marked_constant = True  # type: ignore[attr-defined]
     setattr(module, name, call)
+
+
+def _not_recorded(self: torch.Tensor, stream: Any) -> None:
+    """``Tensor.record_stream`` takes torch's own streams alone."""
+
+
+class _AnyGenerator(type(torch._C.Generator)):  # type: ignore[misc]
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, torch._C.Generator)
+
+
+class _Generator(torch._C.Generator, metaclass=_AnyGenerator):
+    """``torch.Generator`` that takes the device for the CPU."""
+
+    def __new__(cls, device: Any = "cpu") -> Any:
+        return torch._C.Generator("cpu" if is_cuda(device) else device)
 
 
 class _Properties:

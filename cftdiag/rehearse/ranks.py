@@ -55,6 +55,7 @@ def install(settings: Rehearsal) -> None:
     dist.get_backend = functools.wraps(real_backend)(get_backend)
     for function in (all_gather_object, gather_object, broadcast_object_list, scatter_object_list):
         _replace(function, getattr(c10d, function.__name__))
+    _reduce_in_python()
 
 
 def _replace(ours: Callable[..., Any], real: Callable[..., Any]) -> None:
@@ -64,6 +65,29 @@ def _replace(ours: Callable[..., Any], real: Callable[..., Any]) -> None:
     wrapped = functools.wraps(real)(ours)
     for module in (dist, c10d):
         setattr(module, real.__name__, wrapped)
+
+
+def _reduce_in_python() -> None:
+    """Give every DDP a hook that reduces nothing: the fake group's own answer is none that DDP can read."""
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    def reduced(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        future.set_result(bucket.buffer())
+        return future
+
+    register, initialise = dist._register_comm_hook, DistributedDataParallel.__init__
+
+    @functools.wraps(initialise)
+    def build(self: Any, *args: Any, **kwargs: Any) -> None:
+        initialise(self, *args, **kwargs)
+        register(self.reducer, None, reduced)
+
+    DistributedDataParallel.__init__ = build
+    # a hook of the script's own would be a second one
+    dist._register_comm_hook = lambda reducer, state, hook: None
 
 
 def _number(name: str) -> int:

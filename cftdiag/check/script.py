@@ -19,11 +19,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cftdiag.check import launchers
-from cftdiag.check.driver import Progress, ProgressEvent
+from cftdiag.check.runner import Progress
 from cftdiag.errors import EnvironmentUnfit, InputError
 from cftdiag.monitor import rundir
 from cftdiag.monitor.run_files import Run, load_run
 from cftdiag.passes.launch import die_with_parent
+from cftdiag.passes.messages import ProgressEvent
 from cftdiag.rehearse import trackers
 from cftdiag.rehearse.settings import FILES, VARIABLE, Outcome, Rehearsal
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-from cftdiag.check.driver import Progress, ProgressEvent
 from cftdiag.check.proofs import Outcome, Prover
+from cftdiag.check.runner import Progress
 from cftdiag.check.script import Rehearsed, ScriptOptions, rehearse
 from cftdiag.errors import InputError
 from cftdiag.findings import Finding
 from cftdiag.options import DYNAMIC, CheckOptions
+from cftdiag.passes.messages import ProgressEvent
 
 #: Options that a rehearsal can take over into the script; any other belongs into the script's own code.
 _REACHES = frozenset({"torch_config", "env", "compile_kwargs", "dynamic", "fullgraph"})

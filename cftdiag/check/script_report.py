@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from cftdiag.check.driver import environment
+from cftdiag.check.make_report import environment
 from cftdiag.check.report import BlockResult, CheckReport
 from cftdiag.check.script import RankEnd, Rehearsed, ScriptOptions
 from cftdiag.events import Event

@@ -9,7 +9,7 @@ import click
 
 if TYPE_CHECKING:
     from cftdiag.check import CheckReport
-    from cftdiag.check.driver import Progress
+    from cftdiag.check.runner import Progress
     from cftdiag.check.script import ScriptOptions
 
 Command = TypeVar("Command", bound=Callable[..., Any])

@@ -174,7 +174,7 @@ def _answers(alias: Alias, device: Device, count: int, local: int) -> None:
         for module in (torch.cuda, torch.cuda.memory, torch.cuda.random):
             if hasattr(module, name):
                 _replace(module, name, answer, alias)
-    for name, answer in {
+    accelerator: dict[str, Callable[..., Any]] = {
         "is_available": lambda: True,
         "device_count": lambda: count,
         "current_accelerator": lambda *a, **k: torch.device("cuda"),
@@ -185,7 +185,8 @@ def _answers(alias: Alias, device: Device, count: int, local: int) -> None:
         "memory_allocated": memory,
         "max_memory_allocated": memory,
         "empty_cache": lambda *a, **k: None,
-    }.items():
+    }
+    for name, answer in accelerator.items():
         if hasattr(torch.accelerator, name):
             _replace(torch.accelerator, name, answer, alias)
     _replace(torch.backends.cuda, "is_built", lambda: True, alias)

@@ -27,7 +27,7 @@ def _extend(settings: Rehearsal, compiled: Compiled, module: ModuleType) -> None
     trainer, base = module.Trainer, module.TrainerCallback
     real_init, real_loop = trainer.__init__, trainer.evaluation_loop
 
-    class EvaluateOnce(base):  # type: ignore[misc]
+    class EvaluateOnce(base):  # type: ignore[misc,valid-type]
         """Asks for an evaluation ahead of the last rehearsed step where the script has made none."""
 
         def __init__(self, evaluates: bool) -> None:

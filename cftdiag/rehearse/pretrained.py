@@ -71,7 +71,12 @@ def _from_pretrained(cls: Any, pretrained_model_name_or_path: Any, *model_args: 
     if dtype not in (None, "auto"):
         kwargs["dtype"] = dtype
     model = cls._from_config(config, *model_args, **kwargs).eval()
-    info = {"missing_keys": set(), "unexpected_keys": set(), "mismatched_keys": set(), "error_msgs": []}
+    info: dict[str, Any] = {
+        "missing_keys": set(),
+        "unexpected_keys": set(),
+        "mismatched_keys": set(),
+        "error_msgs": [],
+    }
     return (model, info) if loading_info else model
 
 

@@ -292,7 +292,26 @@ def conditions(data: Mapping[str, Any]) -> list[str]:
         f"compiled with {compiled}" if "compile_kwargs" in subject else "",
         ", ".join([depth_words(data), *versions]),
     ]
-    return [line for line in lines if line]
+    return [line for line in [*lines, *script_lines(data)] if line]
+
+
+def script_lines(data: Mapping[str, Any]) -> list[str]:
+    """Of a rehearsed command: its ranks and its end, and what became of the files that it wrote."""
+    script = data.get("script")
+    if not script:
+        return []
+    world = (data.get("subject") or {}).get("world_size") or 1
+    words = [f"{plural(script.get('steps') or 0, 'step')} rehearsed, the script {script.get('ended')}"]
+    if world > 1:
+        ranks = script.get("ranks") or []
+        under = f" under {script['launcher']}" if script.get("launcher") else ""
+        words.append(f"rank{'s' if len(ranks) > 1 else ''} {number_ranges(ranks)} of {world}{under}")
+    lines = ["; ".join(words)]
+    written = [str(path) for path in script.get("written") or ()]
+    if written:
+        shown = ", ".join(short_path(path) for path in written[:3]) + (" ..." if len(written) > 3 else "")
+        lines.append(f"{plural(len(written), 'file')} went to a scratch folder instead of {shown}")
+    return lines
 
 
 def passes_not_run(data: Mapping[str, Any]) -> list[str]:
@@ -321,6 +340,8 @@ def compile_row(compile_: Mapping[str, Any]) -> list[str]:
     row = [cell(compile_.get(key)) for key in COMPILE_COLUMNS.values()]
     if compile_.get("cause") is None and str(compile_.get("compile_id")).endswith("/0"):
         row[-1] = "first"
+    if compile_.get("rank") is not None:
+        row[1] += f", rank {compile_['rank']}"
     return row
 
 

@@ -81,6 +81,11 @@ def read(command: Sequence[str], world_size: int | None = None) -> Launch:
     if shutil.which(words[0]) is None:
         raise InputError(f"no command {words[0]} here; check the command after --")
     launch = _read(words, world_size)
+    hiding = _hiding(launch.command)
+    if hiding:
+        raise InputError(
+            f"{hiding} hides the rehearsal from the interpreter, and the script would train for real; drop it"
+        )
     if world_size is not None:
         local = launch.local_world_size if launch.local_world_size > 1 else min(world_size, 8)
         launch = dataclasses.replace(launch, world_size=world_size, local_world_size=min(local, world_size))
@@ -111,6 +116,18 @@ def _read(words: list[str], world_size: int | None) -> Launch:
     if name == "deepspeed":
         return _deepspeed([interpreter(words[0])], words[1:])
     return Launch(command=tuple(words))
+
+
+def _hiding(command: Sequence[str]) -> str | None:
+    """An option of the interpreter that leaves out PYTHONPATH or sitecustomize."""
+    if not os.path.basename(command[0]).startswith("python"):
+        return None
+    for word in command[1:]:
+        if word in ("-c", "-m") or not word.startswith("-") or word == "-":
+            return None
+        if not word.startswith(("--", "-X", "-W")) and set("IES") & set(word):
+            return word
+    return None
 
 
 def interpreter(executable: str) -> str:

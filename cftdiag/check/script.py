@@ -22,10 +22,11 @@ from cftdiag.check import launchers
 from cftdiag.check.runner import Progress
 from cftdiag.errors import EnvironmentUnfit, InputError
 from cftdiag.monitor import rundir
-from cftdiag.monitor.run_files import Run, load_run
+from cftdiag.monitor.recorded_run import Run, load_run
 from cftdiag.passes.launch import die_with_parent
 from cftdiag.passes.messages import ProgressEvent
-from cftdiag.rehearse import trackers
+from cftdiag.rehearse import confine, trackers
+from cftdiag.rehearse.begin import writable
 from cftdiag.rehearse.settings import FILES, VARIABLE, Outcome, Rehearsal
 
 if TYPE_CHECKING:
@@ -36,8 +37,12 @@ INJECT = Path(__file__).resolve().parents[1] / "rehearse" / "inject"
 PACKAGE = Path(__file__).resolve().parents[2]
 #: Exit code of a process that could not be made a rehearsal, and so did not run.
 REFUSED = 86
+#: Device that answers to CUDA where no target is named.
+DEFAULT_DEVICE = "h200"
 #: Seconds between two looks at the ranks.
 POLL_S = 0.2
+#: Seconds that a rank out of time gets to say what it knows.
+GRACE_S = 10.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -197,7 +202,7 @@ class _Ranks:
             steps=self.options.steps,
             depth=self.options.depth,
             target=self.options.target,
-            device=self.options.target if self.options.target not in (None, "cpu") else "h200",
+            device=None if self.options.target == "cpu" else self.options.target or DEFAULT_DEVICE,
             rank=rank,
             world_size=self.launch.world_size,
             local_world_size=self.launch.local_world_size,
@@ -220,9 +225,18 @@ class _Ranks:
             "OMP_NUM_THREADS": "1",
             "PYTHONDONTWRITEBYTECODE": "1",
             "PYTHONFAULTHANDLER": "1",
+            # a GPU that is here is left alone
+            "CUDA_VISIBLE_DEVICES": "",
         }
         # an empty part of PYTHONPATH means the working directory: keep what the user has exactly
         env["PYTHONPATH"] = str(INJECT) + (os.pathsep + env["PYTHONPATH"] if "PYTHONPATH" in env else "")
+        allowed = writable(settings)
+
+        def prepare() -> None:
+            die_with_parent()
+            # here, so that it holds for whatever the command starts and however it starts it
+            confine.confine(allowed)
+
         log = open(folder / "output.txt", "wb")
         try:
             process = subprocess.Popen(
@@ -232,7 +246,7 @@ class _Ranks:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                preexec_fn=die_with_parent,
+                preexec_fn=prepare,
             )
         except OSError as error:
             raise InputError(
@@ -248,6 +262,10 @@ class _Ranks:
             timed_out = seconds > self.options.timeout
             if process.poll() is None and not timed_out:
                 continue
+            if process.poll() is None:
+                process.terminate()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(GRACE_S)
             _kill(process)
             del self.running[rank]
             folder = self.scratch / f"rank{rank}"

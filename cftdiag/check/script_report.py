@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from cftdiag.check.make_report import environment
@@ -13,6 +13,7 @@ from cftdiag.check.report import BlockResult, CheckReport
 from cftdiag.check.script import RankEnd, Rehearsed, ScriptOptions
 from cftdiag.events import Event
 from cftdiag.findings import Finding, verdict
+from cftdiag.monitor.alarms import NOT_REACHED
 from cftdiag.monitor.event_cause import argument_shape
 
 _WHOLE = "<root>"
@@ -161,6 +162,7 @@ def _blocks(rehearsed: Rehearsed, findings: Sequence[Finding]) -> list[BlockResu
             # a layer inside a whole model's graph has no graph of its own
             graphs.setdefault(name, graphs[_WHOLE])
             named.setdefault(name, cls)
+    _shared_graphs(named, graphs, {b for f in findings if f.cause == NOT_REACHED for b in f.blocks})
     broken = [f for f in findings if f.kind == "graph_break"]
     return [
         BlockResult(
@@ -176,6 +178,16 @@ def _blocks(rehearsed: Rehearsed, findings: Sequence[Finding]) -> list[BlockResu
         )
         for name, cls in named.items()
     ]
+
+
+def _shared_graphs(named: Mapping[str, str], graphs: dict[str, int], idle: Collection[str]) -> None:
+    """Give a block that ran without compiling anything the graphs of its kind: equal blocks share code."""
+    most: dict[str, int] = {}
+    for name, cls in named.items():
+        most[cls] = max(most.get(cls, 0), graphs[name])
+    for name, cls in named.items():
+        if not graphs[name] and name not in idle:
+            graphs[name] = most[cls]
 
 
 def _graphs(event: Event) -> int:

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import collections
 import operator
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import sympy
 import torch
@@ -34,6 +35,8 @@ class Graph:
     #: Where to run, if not on the device that was traced for: set by subclasses for devices that are not
     #: there.
     device: torch.device | None = None
+    #: Called with the graph and the values of its symbols ahead of each run, where somebody counts.
+    on_run: ClassVar[Callable[[Graph, Environment], None] | None] = None
 
     def __init__(self, gm: torch.fx.GraphModule, kind: str) -> None:
         STATS[kind] += 1
@@ -51,6 +54,8 @@ class Graph:
             STATS["calls"] += 1
             levels = tuple(status(a) if isinstance(a, torch.Tensor) else REAL for a in args)
             env = self._bind(args)
+            if Graph.on_run is not None:
+                Graph.on_run(self, env)
             got: dict[torch.fx.Node, Any] = dict(zip(self.plan.placeholders, args, strict=True))
             outer = assumptions.current_node
             try:
@@ -64,6 +69,10 @@ class Graph:
                 assumptions.current_node = outer
             args.clear()
             return outputs
+
+    def number(self, traced: Any, env: Environment) -> Any:
+        """The Python number that a traced one stands for in a run with these symbols."""
+        return self._value(traced, env)
 
     def _outputs(self, got: dict[torch.fx.Node, Any], env: Environment) -> list[Any]:
         outputs: list[Any] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import resource
+import signal
 import sys
 import traceback
 from pathlib import Path
@@ -29,30 +30,31 @@ _LAUNCHERS = (
 def begin() -> None:
     """Make this process a rehearsal of what it is about to run."""
     settings = Rehearsal.from_environment()
-    passing = [settings.scratch, settings.run_dir, *caches(), "/dev", "/proc", "/sys"]
-    overlay = Overlay(os.path.join(settings.scratch, FILES), passing)
+    overlay = Overlay(os.path.join(settings.scratch, FILES), writable(settings))
     os.makedirs(overlay.root, exist_ok=True)
-    confined = confine.confine(passing)
     file_calls.install(overlay)
     trackers.install(overlay)
     if _is_launcher():
         return
-    process = _Process(settings, confined)
+    process = _Process(settings)
     after_import("torch", process.torch_imported)
 
 
-def caches() -> list[str]:
-    """Folders of downloads and compiled code: what is written there changes no result."""
+def writable(settings: Rehearsal) -> list[str]:
+    """Folders that a rehearsed process writes to for real: its scratch folder, the events, devices, and caches
+    of downloads and compiled code, which change no result.
+    """
     home = os.path.expanduser("~")
     named = ("XDG_CACHE_HOME", "HF_HOME", "HF_HUB_CACHE", "HF_DATASETS_CACHE", "TORCH_HOME")
-    return [os.path.join(home, ".cache"), *(os.environ[name] for name in named if os.environ.get(name))]
+    caches = [os.path.join(home, ".cache"), *(os.environ[name] for name in named if os.environ.get(name))]
+    return [settings.scratch, settings.run_dir, *caches, "/dev", "/proc", "/sys"]
 
 
 class _Process:
     """One Python process of the command, from its start to its end."""
 
-    def __init__(self, settings: Rehearsal, confined: bool) -> None:
-        self.settings, self.confined = settings, confined
+    def __init__(self, settings: Rehearsal) -> None:
+        self.settings = settings
         self.fault: Fault | None = None
         self.pid = os.getpid()
         # exec keeps the process id: a script that re-executes itself stays the rank
@@ -61,6 +63,8 @@ class _Process:
             self._before = sys.excepthook
             sys.excepthook = self._failed
             atexit.register(self._ended)
+            # a rehearsal that runs out of time ends like a script that leaves by itself: what it knows is told
+            signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
 
     def torch_imported(self, module: ModuleType) -> None:
         """Make torch a rehearsal's; a process in which that fails must not go on."""
@@ -86,7 +90,7 @@ class _Process:
         if training is not None:
             outcome = training.outcome(self.fault)
         notes = list(outcome.undetermined)
-        if not self.confined:
+        if not confine.available():
             notes.append(
                 "this kernel cannot confine a process (Landlock), so files that native code writes were written"
             )

@@ -26,18 +26,23 @@ class _PathBeneath(ctypes.Structure):
     _fields_ = [("allowed_access", ctypes.c_uint64), ("parent_fd", ctypes.c_int32)]
 
 
+def available() -> bool:
+    """Whether this kernel can confine a process."""
+    try:
+        libc = ctypes.CDLL(None, use_errno=True)
+        return int(libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), _VERSION)) >= _LEAST
+    except (OSError, AttributeError):
+        return False
+
+
 def confine(directories: Sequence[str]) -> bool:
     """Let this process, and all that it starts, write beneath these directories only; there is no way back.
 
     False, and nothing changed, where the kernel has no Landlock.
     """
-    try:
-        libc = ctypes.CDLL(None, use_errno=True)
-        version = libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), _VERSION)
-    except (OSError, AttributeError):
+    if not available():
         return False
-    if version < _LEAST:
-        return False
+    libc = ctypes.CDLL(None, use_errno=True)
     ruleset = _Ruleset(_WRITING)
     handle = libc.syscall(_CREATE_RULESET, ctypes.byref(ruleset), ctypes.c_size_t(ctypes.sizeof(ruleset)), 0)
     if handle < 0:

@@ -27,7 +27,16 @@ class _Training:
 
         from cftdiag import fastforward
         from cftdiag.monitor import injected
-        from cftdiag.rehearse import backend, cuda_alias, hf_trainer, pretrained, ranks, serialized, weights
+        from cftdiag.rehearse import (
+            backend,
+            coverage,
+            cuda_alias,
+            hf_trainer,
+            pretrained,
+            ranks,
+            serialized,
+            weights,
+        )
 
         self.settings = settings
         self.version = str(torch.__version__)
@@ -53,8 +62,10 @@ class _Training:
         pretrained.install(settings)
         hf_trainer.install(settings, self.compiled)
         fastforward.routing_policy(settings.routing).__enter__()
+        self.counter = coverage.Counter(self.monitor.models)
         if not settings.weights:
-            fastforward.SkipMode().__enter__()
+            fastforward.Graph.on_run = self.counter.graph_ran
+            coverage.CountingSkipMode(self.counter).__enter__()
 
     def outcome(self, fault: Fault | None) -> Outcome:
         from cftdiag import fastforward
@@ -62,8 +73,13 @@ class _Training:
         notes = [str(note["meaning"]) for note in fastforward.undetermined()]
         if self.alias is not None and self.alias.asked:
             notes.append(self.alias.differs())
+        models, compiled = self.monitor.models(), self.compiled.roots()
+        described = self.weights.described(compiled, models)
         return dataclasses.replace(
-            self.weights.described(self.compiled.roots(), self.monitor.models()),
+            described,
+            compiled_flops=self.counter.compiled,
+            eager_flops=float(sum(self.counter.eager.values())),
+            eager=tuple(self.counter.shares(models, compiled)) if described.parameters else (),
             torch=self.version,
             fault=fault,
             ended_by_limit=self.monitor.steps >= self.settings.steps,

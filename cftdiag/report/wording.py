@@ -311,7 +311,26 @@ def script_lines(data: Mapping[str, Any]) -> list[str]:
     if written:
         shown = ", ".join(short_path(path) for path in written[:3]) + (" ..." if len(written) > 3 else "")
         lines.append(f"{plural(len(written), 'file')} went to a scratch folder instead of {shown}")
-    return lines
+    return [*lines, *coverage_line(data)]
+
+
+def coverage_line(data: Mapping[str, Any]) -> list[str]:
+    """``compiled: 97 % of the parameters, 91 % of the operations; eager: lm_head 8 %, ...``."""
+    coverage = data.get("coverage")
+    if not coverage:
+        return []
+    shares = [
+        f"{100 * coverage[key]:.0f} % of the {noun}"
+        for key, noun in (("parameters", "parameters"), ("flops", "operations"))
+        if coverage.get(key) is not None
+    ]
+    if not shares:
+        return []
+    eager = [
+        str(row["name"]) for row in coverage.get("eager") or () if row.get("flops") or row.get("parameters")
+    ]
+    rest = f"; eager: {', '.join(eager[:4])}{' ...' if len(eager) > 4 else ''}" if eager else ""
+    return [f"compiled: {', '.join(shares)}{rest}"]
 
 
 def passes_not_run(data: Mapping[str, Any]) -> list[str]:

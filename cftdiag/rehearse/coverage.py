@@ -1,0 +1,116 @@
+"""How much of the step is compiled: floating point operations of matrix products and attention, inside compiled
+graphs and outside, by the formulas of ``torch.utils.flop_counter``.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map
+from torch.utils.flop_counter import flop_registry
+
+from cftdiag.capture.batch_shapes import in_backward
+from cftdiag.capture.blocks import strip
+from cftdiag.fastforward import SkipMode
+from cftdiag.fastforward.graph import Graph
+from cftdiag.fastforward.symbols import SYMBOLIC, Environment
+from cftdiag.rehearse.settings import EagerShare
+
+#: Rows of the list of what runs eager.
+ROWS = 12
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+class Counter:
+    """Operations seen so far, by where they ran."""
+
+    def __init__(self, models: Callable[[], Sequence[torch.nn.Module]]) -> None:
+        self._models = models
+        self._known: set[int] = set()
+        self.compiled = 0.0
+        self.eager: collections.Counter[str] = collections.Counter()
+        self._by_graph: dict[tuple[Graph, tuple[Any, ...]], float] = {}
+        self._owners: dict[int, str] = {}
+
+    def graph_ran(self, graph: Graph, env: Environment) -> None:
+        """One run of a compiled graph."""
+        key = (graph, tuple(env.values()))
+        if key not in self._by_graph:
+            self._by_graph[key] = _graph_flops(graph, env)
+        self.compiled += self._by_graph[key]
+
+    def operator_ran(self, func: Any, args: Sequence[Any], kwargs: Any, out: Any) -> None:
+        """One operator outside compiled graphs."""
+        formula = flop_registry.get(getattr(func, "overloadpacket", None))
+        if formula is None or not all(type(a) in _PLAIN for a in args if isinstance(a, torch.Tensor)):
+            return  # also what is traced, whose graph is counted when it runs
+        for model in self._models():
+            if id(model) not in self._known:
+                self._know(model)
+        keys = [_key(a) for a in args if isinstance(a, torch.Tensor)]
+        where = next((self._owners[key] for key in keys if key in self._owners), "")
+        if not where:
+            where = "backward" if in_backward() else str(func.overloadpacket)
+        self.eager[where] += int(formula(*args, **kwargs, out_val=out))
+
+    def _know(self, model: torch.nn.Module) -> None:
+        self._known.add(id(model))
+        for name, module in model.named_modules():
+            for parameter in module.parameters(recurse=False):
+                self._owners.setdefault(_key(parameter), strip(name))
+
+    def shares(
+        self, models: Sequence[torch.nn.Module], compiled: Sequence[torch.nn.Module]
+    ) -> list[EagerShare]:
+        """What runs outside compiled regions: modules with their parameters, and operators without any."""
+        inside = {id(m) for root in compiled for m in root.modules()}
+        sizes: collections.Counter[str] = collections.Counter()
+        for model in models:
+            for name, module in model.named_modules():
+                if id(module) not in inside:
+                    sizes[strip(name)] += sum(p.numel() for p in module.parameters(recurse=False))
+        names = {name for name, size in sizes.items() if size} | set(self.eager)
+        rows = [
+            EagerShare(name=n or "<root>", flops=float(self.eager[n]), parameters=sizes[n]) for n in names
+        ]
+        return sorted(rows, key=lambda r: (-r.flops, -r.parameters, r.name))[:ROWS]
+
+
+class CountingSkipMode(SkipMode):
+    """`SkipMode` that counts what it skips."""
+
+    def __init__(self, counter: Counter) -> None:
+        super().__init__()
+        self._counter = counter
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = super().__torch_dispatch__(func, types, args, kwargs)
+        if out is not NotImplemented:
+            self._counter.operator_ran(func, args, kwargs or {}, out)
+        return out
+
+
+def _key(tensor: torch.Tensor) -> int:
+    local = getattr(tensor, "_local_tensor", tensor)
+    return int(local.untyped_storage()._cdata)
+
+
+def _graph_flops(graph: Graph, env: Environment) -> float:
+    """Operations of one run of a graph at the sizes that ``env`` binds."""
+
+    def shape(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return torch.Size(graph.number(x, env) for x in value.shape)
+        return graph.number(value, env) if isinstance(value, SYMBOLIC) else value
+
+    total = 0.0
+    for node in graph.plan.nodes:
+        formula = flop_registry.get(getattr(node.target, "overloadpacket", None))
+        if formula is not None:
+            traced = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: graph.val[n])
+            args, kwargs = tree_map(shape, traced)
+            total += float(formula(*args, **kwargs, out_val=tree_map(shape, graph.val[node])))
+    return total

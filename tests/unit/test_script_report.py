@@ -1,0 +1,129 @@
+"""The report of a rehearsed command, from what its ranks left."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from cftdiag.check.launchers import Launch
+from cftdiag.check.script import RankEnd, Rehearsed, ScriptOptions, judge_ends
+from cftdiag.check.script_report import build
+from cftdiag.errors import CheckError, EnvironmentUnfit, InputError
+from cftdiag.events import Event
+from cftdiag.monitor.recorded_run import Run
+from cftdiag.monitor.run_files import Session, Step
+from cftdiag.rehearse.settings import EagerShare, Fault, Outcome
+from cftdiag.report import wording
+
+OPTIONS = ScriptOptions(command=("python", "train.py"), steps=3)
+
+
+def compiled(block: str, step: int, compile_id: str) -> Event:
+    return Event(
+        kind="compile", time=float(step), step=step, compile_id=compile_id, block=block, block_class="Block",
+        region="forward", seconds={"total": 1.5}, detail={"status": "ok", "graphs": 1, "batch": [2, 16]},
+    )  # fmt: skip
+
+
+def rehearsed(*events: Event, steps: int = 3, outcome: Outcome | None = None, code: int = 0) -> Rehearsed:
+    session = Session(
+        rank=0,
+        file="rank00000.jsonl",
+        events=list(events),
+        steps=[Step(rank=0, step=i + 1, seconds=0.1, time=float(i), shapes=((2, 16),)) for i in range(steps)],
+        blocks=[("layers.0", "Block"), ("layers.1", "Block"), ("head", "Linear")],
+    )
+    end = RankEnd(
+        rank=0, exit_code=code, timed_out=False, last_words="", seconds=2.0,
+        outcome=outcome or Outcome(torch="2.13.0", ended_by_limit=True, evaluated=True),
+    )  # fmt: skip
+    return Rehearsed(
+        launch=Launch(command=("python", "train.py")),
+        run=Run(path=Path("run"), meta={}, sessions=(session,)),
+        ends=(end,),
+        seconds=2.5,
+        written=("/work/out/model.safetensors",),
+    )
+
+
+def test_blocks_of_one_kind_share_graphs_and_others_do_not() -> None:
+    report = build(rehearsed(compiled("layers.0", 1, "0/0")), OPTIONS, ())
+    assert {b.fqn: (b.graphs, b.fullgraph) for b in report.blocks} == {
+        "layers.0": (1, True),
+        "layers.1": (1, True),
+        "head": (0, None),
+    }
+    assert report.verdict == "viable"
+    (row,) = report.compiles
+    assert (row["step"], row["length"], row["batch_size"], row["cause"]) == (1, 16, 2, None)
+    data = report.to_dict()
+    assert data["script"]["batches"][0] == {"step": 1, "shapes": [[2, 16]]}
+    lines = wording.script_lines(data)
+    assert lines[0] == "3 steps rehearsed, the script ended after 3 steps"
+    assert "1 file went to a scratch folder" in lines[1]
+
+
+def test_layers_of_a_model_compiled_as_a_whole_are_named() -> None:
+    outcome = Outcome(torch="2.13.0", members=(("model.layers.0", "Layer"), ("model.layers.1", "Layer")))
+    report = build(rehearsed(compiled("<root>", 1, "0/0"), outcome=outcome), OPTIONS, ())
+    assert {b.fqn: b.graphs for b in report.blocks if b.cls == "Layer"} == {
+        "model.layers.0": 1,
+        "model.layers.1": 1,
+    }
+
+
+def test_share_of_the_step_that_is_compiled() -> None:
+    outcome = Outcome(
+        torch="2.13.0", parameters=200, compiled_parameters=150, compiled_flops=90.0, eager_flops=10.0,
+        eager=(EagerShare(name="lm_head", flops=10.0, parameters=50),),
+    )  # fmt: skip
+    data = build(rehearsed(compiled("layers.0", 1, "0/0"), outcome=outcome), OPTIONS, ()).to_dict()
+    assert data["coverage"]["parameters"] == 0.75 and data["coverage"]["flops"] == 0.9
+    assert wording.coverage_line(data) == [
+        "compiled: 75 % of the parameters, 90 % of the operations; eager: lm_head"
+    ]
+
+
+def test_script_that_fails_midway_gives_no_conclusion() -> None:
+    fault = Fault(error="KeyError", message="'loss'", file="/work/train.py", line=7)
+    broken = rehearsed(
+        compiled("layers.0", 1, "0/0"), steps=2, outcome=Outcome(torch="2.13.0", fault=fault), code=1
+    )
+    judge_ends(broken, OPTIONS)
+    report = build(broken, OPTIONS, ())
+    assert (report.verdict, report.exit_code()) == ("error", 3)
+    assert report.undetermined[0].startswith(
+        "the script made 2 of 3 steps: KeyError: 'loss' at train.py:7; not known"
+    )
+
+
+def test_nothing_compiled_gives_no_conclusion() -> None:
+    report = build(rehearsed(), OPTIONS, ())
+    assert report.exit_code() == 3
+    assert "nothing was compiled" in report.undetermined[0]
+
+
+@pytest.mark.parametrize(
+    ("fault", "code", "kind", "part"),
+    [
+        (Fault(error="SyntaxError", message="bad"), 1, InputError, "SyntaxError: bad; mend the command"),
+        (
+            Fault(error="RuntimeError", message="no"),
+            1,
+            EnvironmentUnfit,
+            "not known whether it fails outside",
+        ),
+        (None, 5, InputError, "ended with exit code 5 before its first step, last saying: bye"),
+        (None, -9, InputError, "exit code"),
+        (None, 0, InputError, "without an optimizer step; give the command"),
+    ],
+)
+def test_command_that_makes_no_step_is_one_line(
+    fault: Fault | None, code: int, kind: type[CheckError], part: str
+) -> None:
+    nothing = rehearsed(steps=0, outcome=Outcome(torch="2.13.0", fault=fault), code=code)
+    ends = (dataclasses.replace(nothing.first, last_words="bye"),)
+    with pytest.raises(kind, match=part):
+        judge_ends(dataclasses.replace(nothing, ends=ends), OPTIONS)

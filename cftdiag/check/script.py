@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cftdiag.check import launchers
 from cftdiag.check.runner import Progress
@@ -28,10 +28,6 @@ from cftdiag.passes.messages import ProgressEvent
 from cftdiag.rehearse import confine, trackers
 from cftdiag.rehearse.begin import writable
 from cftdiag.rehearse.settings import FILES, VARIABLE, Outcome, Rehearsal
-
-if TYPE_CHECKING:
-    from cftdiag.check.report import CheckReport
-    from cftdiag.findings import Finding
 
 INJECT = Path(__file__).resolve().parents[1] / "rehearse" / "inject"
 PACKAGE = Path(__file__).resolve().parents[2]
@@ -371,21 +367,3 @@ _OWN_FAULTS = frozenset(
         "KeyboardInterrupt",
     }
 )
-
-
-def check_script(options: ScriptOptions, progress: Progress = lambda event: None) -> CheckReport:
-    """Rehearse a command, prove remedies on it, and report.
-
-    Raises :class:`InputError` for a command that cannot be rehearsed or does not train, and
-    :class:`EnvironmentUnfit` where no conclusion was reached.
-    """
-    from cftdiag.check import script_proofs, script_report
-
-    rehearsed = rehearse(options, progress)
-    judge_ends(rehearsed, options)
-    findings: tuple[Finding, ...] = rehearsed.run.findings
-    notes: list[str] = []
-    if options.verify and not rehearsed.first.timed_out:
-        findings, notes = script_proofs.prove(rehearsed, options, progress)
-    report = script_report.build(rehearsed, options, findings)
-    return dataclasses.replace(report, undetermined=(*report.undetermined, *notes))

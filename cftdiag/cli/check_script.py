@@ -137,6 +137,6 @@ def asked(command: tuple[str, ...], options: Mapping[str, Any], **own: Any) -> S
 
 def run(script: ScriptOptions, progress: Progress) -> CheckReport:
     """Rehearse and report."""
-    from cftdiag.check.script import check_script
+    from cftdiag.check.script_check import check_script
 
     return check_script(script, progress)

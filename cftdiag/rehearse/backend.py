@@ -16,7 +16,7 @@ import torch
 
 from cftdiag import fastforward
 from cftdiag.rehearse.cuda_alias import Alias
-from cftdiag.rehearse.settings import Rehearsal
+from cftdiag.rehearse.settings import Rehearsal, jsonable
 
 #: Backends that stop after Dynamo, whatever depth was asked for: AOTAutograd is not reached in the real run.
 _TRACED_ONLY = frozenset({"eager", "eager_noexcept", "eager_debug"})
@@ -45,8 +45,6 @@ class Compiled:
 
     def kwargs(self) -> dict[str, Any]:
         """Keyword arguments of the script's ``torch.compile`` calls, the last ones where they differ."""
-        from cftdiag.rehearse.training import jsonable
-
         return {key: jsonable(value) for key, value in self._kwargs.items()}
 
     def note(self, text: str) -> None:

@@ -121,3 +121,8 @@ class Outcome:
         data["undetermined"] = tuple(data["undetermined"])
         data["members"] = tuple((str(name), str(cls)) for name, cls in data["members"])
         return cls(**data, fault=None if fault is None else Fault(**fault))
+
+
+def jsonable(value: Any) -> Any:
+    """The value itself where JSON has it, else its text."""
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)

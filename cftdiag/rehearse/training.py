@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 from cftdiag.rehearse.settings import Fault, Outcome, Rehearsal
 
@@ -87,8 +86,3 @@ class _Training:
             compile_kwargs=self.compiled.kwargs(),
             undetermined=tuple(dict.fromkeys([*notes, *self.compiled.notes])),
         )
-
-
-def jsonable(value: Any) -> Any:
-    """The value itself where JSON has it, else its text."""
-    return value if value is None or isinstance(value, bool | int | float | str) else str(value)

@@ -1,0 +1,27 @@
+"""The check of a command, from request to report. Torch-free."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from cftdiag.check import script_proofs, script_report
+from cftdiag.check.report import CheckReport
+from cftdiag.check.runner import Progress
+from cftdiag.check.script import ScriptOptions, judge_ends, rehearse
+from cftdiag.findings import Finding
+
+
+def check_script(options: ScriptOptions, progress: Progress = lambda event: None) -> CheckReport:
+    """Rehearse a command, prove remedies on it, and report.
+
+    Raises :class:`InputError` for a command that cannot be rehearsed or does not train, and
+    :class:`EnvironmentUnfit` where no conclusion was reached.
+    """
+    rehearsed = rehearse(options, progress)
+    judge_ends(rehearsed, options)
+    findings: tuple[Finding, ...] = rehearsed.run.findings
+    notes: list[str] = []
+    if options.verify and not rehearsed.first.timed_out:
+        findings, notes = script_proofs.prove(rehearsed, options, progress)
+    report = script_report.build(rehearsed, options, findings)
+    return dataclasses.replace(report, undetermined=(*report.undetermined, *notes))

@@ -25,9 +25,10 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # A cache of its own, so that neither an earlier session nor the user's own compiles decide between hit and
 # miss.
-if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp(prefix="cftdiag-tests-inductor-")
-    atexit.register(shutil.rmtree, os.environ["TORCHINDUCTOR_CACHE_DIR"], ignore_errors=True)
+for _variable in ("TORCHINDUCTOR_CACHE_DIR", "HF_MODULES_CACHE"):
+    if _variable not in os.environ:
+        os.environ[_variable] = tempfile.mkdtemp(prefix="cftdiag-tests-")
+        atexit.register(shutil.rmtree, os.environ[_variable], ignore_errors=True)
 
 ROOT = Path(__file__).resolve().parent.parent
 WARM = Warm()
@@ -80,8 +81,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 @pytest.fixture(scope="session")
 def warm() -> Warm:
-    """The warmed interpreter: ``warm.run(program, *args, ...)`` runs a program in a child of it, and
-    ``run_check(options, launcher=warm)`` the passes of a check. See tests/README.md.
+    """The warmed interpreter: ``warm.run(program, *args, ...)`` runs a program in a child of it.
+    See tests/README.md.
     """
     return WARM
 

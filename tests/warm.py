@@ -25,27 +25,50 @@ import threading
 import time
 import traceback
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from cftdiag.passes.launch import ForkServer, die_with_parent, fork_child, serve_requests
-from cftdiag.passes.messages import Send, Task, decode
+from cftdiag.passes.messages import Send, Task, decode, encode
 
 ROOT = Path(__file__).resolve().parent.parent
+PASS = "cftdiag.passes.run_pass:run_task"
+"""What a child of the product's own launcher runs by default."""
 PRELOADED = (
     "torch.distributed",
     "transformers.models.auto",
     "transformers.models.llama.modeling_llama",
     "transformers.models.qwen3.modeling_qwen3",
     "cftdiag.passes.run_pass",
+    "cftdiag.kernels.job",
     "trainer.cli",
     "trainer.program",
 )
 
 
+Command = Callable[..., subprocess.CompletedProcess[str]]
+"""A command line of ours: arguments in; exit code and streams out."""
+
+
 class _Server(ForkServer):
     worker = "tests.warm"
+
+
+class Lent:
+    """The warmed interpreter as a launcher of its own, which its user may close."""
+
+    def __init__(self, warm: Warm, entry: str) -> None:
+        self._warm, self._entry = warm, entry
+
+    def start(self, task: Task, write_fd: int, scratch: Path) -> int:
+        return self._warm.start(task, write_fd, scratch, self._entry)
+
+    def wait(self) -> int | None:
+        return self._warm.wait()
+
+    def close(self) -> None:
+        pass
 
 
 class Warm:
@@ -62,11 +85,16 @@ class Warm:
             self._server = _Server()
         return self._server
 
-    def start(self, task: Task, write_fd: int, scratch: Path) -> int:
-        return self.server.start(task, write_fd, scratch)
+    def start(self, task: Task, write_fd: int, scratch: Path, entry: str = PASS) -> int:
+        request = {"task": encode(task), "entry": entry, "environ": dict(os.environ), "scratch": str(scratch)}
+        return self.server.request(request, write_fd)
 
     def wait(self) -> int | None:
         return self.server.wait()
+
+    def lend(self, entry: str = PASS) -> Lent:
+        """In place of :class:`ForkServer`: this interpreter, for one check."""
+        return Lent(self, entry)
 
     def close(self) -> None:
         if self._server is not None:
@@ -138,9 +166,15 @@ def fork(request: Mapping[str, Any], fd: int) -> int:
     scratch = Path(request["scratch"])
     if "program" in request:
         return fork_child(request, fd, scratch, _run_program)
-    from cftdiag.passes.run_pass import run_task
+    module, _, function = request["entry"].partition(":")
+    work = getattr(importlib.import_module(module), function)
 
-    return fork_child(decode(request["task"]), fd, scratch, run_task)
+    def run(task: Any, send: Send) -> None:
+        own = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+        os.environ.update({name: value for name, value in request["environ"].items() if name not in own})
+        work(task, send)
+
+    return fork_child(decode(request["task"]), fd, scratch, run)
 
 
 def _run_program(task: Mapping[str, Any], send: Send) -> None:

@@ -23,15 +23,13 @@ from cftdiag.errors import EnvironmentUnfit, InputError
 from cftdiag.findings import Finding
 from cftdiag.forecast.lengths import Data
 from cftdiag.options import CheckOptions
-from cftdiag.passes.launch import ForkServer, Launcher, LiveFork
+from cftdiag.passes.launch import ForkServer, LiveFork
 from cftdiag.passes.messages import PassTask, ProgressEvent, Send
 from cftdiag.subject import Origin, Subject, as_subject, resolve
 
 
-def run_check(
-    options: CheckOptions, progress: Progress | None = None, *, launcher: Launcher | None = None
-) -> CheckReport:
-    """Check ``options.model``. A ``launcher`` given runs the passes and is left open for the next check.
+def run_check(options: CheckOptions, progress: Progress | None = None) -> CheckReport:
+    """Check ``options.model``.
 
     Raises :class:`~cftdiag.errors.InputError` for a wrong request and
     :class:`~cftdiag.errors.EnvironmentUnfit` where this machine cannot do it. Children are stopped whatever
@@ -44,10 +42,8 @@ def run_check(
     origin = resolve(options.model)
     if origin.type == "file":
         options.for_subject()
-    if launcher is not None:
+    with contextlib.closing(ForkServer()) as launcher:
         return run(options, Runner(origin, launcher, progress))
-    with contextlib.closing(ForkServer()) as own:
-        return run(options, Runner(origin, own, progress))
 
 
 def check(

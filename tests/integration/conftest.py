@@ -2,9 +2,36 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
+
+from tests.warm import Command, Warm
+
+
+@pytest.fixture(autouse=True)
+def warm_passes(warm: Warm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The passes of every check in this process run in children of the warmed interpreter.
+
+    A start of the product's own costs eight seconds; ``test_check_process.py`` and the command lines that are
+    run as processes of their own test it.
+    """
+    for module in ("cftdiag.check.driver", "cftdiag.check.viability", "cftdiag.kernels.job"):
+        monkeypatch.setattr(f"{module}.ForkServer", warm.lend)
+
+
+@pytest.fixture
+def cftdiag_command(capfd: pytest.CaptureFixture[str]) -> Command:
+    """``cftdiag_command(*arguments)``: the command line in this process; its exit code and both streams."""
+    from cftdiag.cli.main import run
+
+    def call(*arguments: str) -> subprocess.CompletedProcess[str]:
+        capfd.readouterr()
+        code = run(list(arguments))
+        return subprocess.CompletedProcess(["cftdiag", *arguments], code, *capfd.readouterr())
+
+    return call
 
 
 @pytest.fixture(scope="module")

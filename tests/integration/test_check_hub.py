@@ -40,7 +40,7 @@ def check(name, tmp_path, **env):
         env={**os.environ, "HF_HOME": str(tmp_path), **env},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=1500,
     )
     assert done.returncode == 2, done.stderr
     [line] = done.stderr.strip().splitlines()

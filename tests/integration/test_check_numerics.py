@@ -94,16 +94,16 @@ print("@@" + json.dumps(report.to_dict()))
 """
 
 
-def findings(run_python, name):
-    out = run_python(PROGRAM, name).stdout
+def findings(warm, name):
+    out = warm.run(PROGRAM, name).stdout
     return json.loads(out.rpartition("@@")[2])["findings"]
 
 
 @pytest.mark.parametrize("name", ["clean", "tied", "dropout", "bfloat16"])
-def test_no_false_alarm(run_python, name):
-    assert not [f for f in findings(run_python, name) if f["kind"] == "numerics"]
+def test_no_false_alarm(warm, name):
+    assert not [f for f in findings(warm, name) if f["kind"] == "numerics"]
 
 
-def test_a_loss_that_is_wrong_only_when_compiled(run_python):
-    found = [f for f in findings(run_python, "fused loss") if f["kind"] == "numerics"]
+def test_a_loss_that_is_wrong_only_when_compiled(warm):
+    found = [f for f in findings(warm, "fused loss") if f["kind"] == "numerics"]
     assert found and found[0]["cause"] == "silent_wrong_numerics" and found[0]["severity"] == "error"

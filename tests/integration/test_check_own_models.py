@@ -30,8 +30,7 @@ class OwnForCausalLM(LlamaForCausalLM):
 
 
 @pytest.fixture
-def directory(tmp_path, monkeypatch):
-    monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "cache"))
+def directory(tmp_path):
     model = tmp_path / "own_model"
     model.mkdir()
     (model / "modeling_own.py").write_text(MODELING)

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.warm import Command
+
 MODEL = """
 import torch
 from torch import nn
@@ -56,15 +58,16 @@ def _write(
     return f"{path}:build"
 
 
-def _check(*args: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "cftdiag", "check", *args], capture_output=True, text=True, timeout=300
-    )
+def _started(*args: str) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own, with passes of its own: the other tests share theirs."""
+    return subprocess.run([sys.executable, "-m", "cftdiag", "check", *args], capture_output=True, text=True)
 
 
 def test_a_clean_model_is_viable(tmp_path: Path) -> None:
     saved = tmp_path / "check.json"
-    done = _check("--model", _write(tmp_path, lengths=(10, 10)), "--json", str(saved), "--fail-on", "warning")
+    done = _started(
+        "--model", _write(tmp_path, lengths=(10, 10)), "--json", str(saved), "--fail-on", "warning"
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""
     assert "3 x Block  layers.0-2  1 graph  fullgraph yes" in done.stdout
@@ -76,8 +79,8 @@ def test_a_clean_model_is_viable(tmp_path: Path) -> None:
     assert data["verdict"] == "viable"
 
 
-def test_a_break_exits_1_and_names_the_line(tmp_path: Path) -> None:
-    done = _check("--model", _write(tmp_path, line="print('in the block')"), "--json", "-")
+def test_a_break_exits_1_and_names_the_line(tmp_path: Path, cftdiag_command: Command) -> None:
+    done = cftdiag_command("check", "--model", _write(tmp_path, line="print('in the block')"), "--json", "-")
     assert done.returncode == 1, done.stdout + done.stderr
     data = json.loads(done.stdout)
     assert data["verdict"] == "not_viable"
@@ -96,15 +99,15 @@ def test_a_break_exits_1_and_names_the_line(tmp_path: Path) -> None:
         ("", "model"),
     ],
 )
-def test_a_wrong_model_is_one_line_and_exit_2(model: str, says: str) -> None:
-    done = _check("--model", model)
+def test_a_wrong_model_is_one_line_and_exit_2(model: str, says: str, cftdiag_command: Command) -> None:
+    done = cftdiag_command("check", "--model", model)
     assert (done.returncode, done.stdout) == (2, "")
     assert len(done.stderr.splitlines()) == 1
     assert says in done.stderr
 
 
-def test_a_build_that_raises_is_one_line_and_exit_2(tmp_path: Path) -> None:
-    done = _check("--model", _write(tmp_path, build="raise KeyError('weights')"))
+def test_a_build_that_raises_is_one_line_and_exit_2(tmp_path: Path, cftdiag_command: Command) -> None:
+    done = cftdiag_command("check", "--model", _write(tmp_path, build="raise KeyError('weights')"))
     assert (done.returncode, done.stdout) == (2, "")
     assert len(done.stderr.splitlines()) == 1
     assert "weights" in done.stderr
@@ -161,18 +164,18 @@ def test_ctrl_c_in_the_middle_is_one_line_and_leaves_no_child(tmp_path: Path) ->
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 1500
         while not marker.exists() and process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.2)
         assert marker.exists(), process.communicate()[1] if process.poll() is not None else "never compiled"
         children = _descendants(process.pid)
         assert children
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=300)
     finally:
         process.kill()
     assert (process.returncode, out, err) == (3, "", "error: interrupted, no conclusion\n")
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 120
     while any(map(_alive, children)) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not [pid for pid in children if _alive(pid)]

@@ -13,7 +13,7 @@ from cftdiag import doctor
 
 def test_the_check_works_in_the_test_environment() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "cftdiag", "doctor", "--json"], capture_output=True, text=True, timeout=300
+        [sys.executable, "-m", "cftdiag", "doctor", "--json"], capture_output=True, text=True, timeout=1500
     )
     assert done.returncode == 0, done.stdout + done.stderr
     state = json.loads(done.stdout)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.warm import Warm
+
 _START = """
 import sys, torch
 torch.set_num_threads(1)
@@ -11,23 +13,25 @@ sys.path.insert(0, "tests/integration")
 from forecast_loops import *
 """
 
+_SEE = pytest.mark.everything(
+    "a minute each; gpt2 stays, and the toy meets guards of every form under each setting of dynamic"
+)
 _LENGTHS = (16, 24, 33, 40, 41, 57, 64, 65, 80, 96, 100, 128)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "dynamic", "seed", "variants"),
     [
-        ("qwen3", True, 1, ("",)),
-        ("qwen3", None, 2, ("",)),
-        ("gemma3", True, 4, ("",)),
+        pytest.param("qwen3", True, 1, ("",), marks=_SEE),
+        pytest.param("qwen3", None, 2, ("",), marks=_SEE),
+        pytest.param("gemma3", True, 4, ("",), marks=_SEE),
         ("gpt2", None, 5, ("", "padded")),
     ],
 )
 def test_transformers_loops(
-    model: str, dynamic: bool | None, seed: int, variants: tuple[str, ...], run_python
-) -> None:  # type: ignore[no-untyped-def]
-    run_python(
+    model: str, dynamic: bool | None, seed: int, variants: tuple[str, ...], warm: Warm
+) -> None:
+    warm.run(
         _START
         + f"""
 result = hold(lambda: causal_lm({model!r}), stream({seed}, 30, (1, 2, 2, 3), {_LENGTHS}, {variants}), dynamic={dynamic})
@@ -38,9 +42,9 @@ assert result.counts["confirmed"], "nothing was run to confirm the forecast"
     )
 
 
-@pytest.mark.slow
-def test_static_lengths_hit_the_limit_where_the_run_does(run_python) -> None:  # type: ignore[no-untyped-def]
-    run_python(
+@_SEE
+def test_static_lengths_hit_the_limit_where_the_run_does(warm: Warm) -> None:
+    warm.run(
         _START
         + f"""
 result = hold(lambda: causal_lm("llama"), stream(3, 30, (2, 3), {_LENGTHS}), dynamic=False)
@@ -51,9 +55,8 @@ assert all(r.bounds[-1].startswith("S == ") for r in result.map.regimes)
     )
 
 
-@pytest.mark.slow
-def test_warming_the_regimes_of_a_plan_leaves_nothing_to_compile(run_python) -> None:  # type: ignore[no-untyped-def]
-    run_python(
+def test_warming_the_regimes_of_a_plan_leaves_nothing_to_compile(warm: Warm) -> None:
+    warm.run(
         _START
         + f"""
 rows = stream(7, 25, (1, 2, 3), {_LENGTHS})
@@ -68,8 +71,8 @@ assert {{c["step"] for c in warmed.compiles}} == {{0}}
     )
 
 
-def test_a_first_length_that_equals_a_dimension_specialises_and_is_no_representative(run_python) -> None:  # type: ignore[no-untyped-def]
-    run_python(
+def test_a_first_length_that_equals_a_dimension_specialises_and_is_no_representative(warm: Warm) -> None:
+    warm.run(
         _START
         + """
 from cftdiag.forecast.regime_map import collides
@@ -101,8 +104,8 @@ assert result.map.regimes[1].bounds == ("B >= 2", "S >= 2")
 
 @pytest.mark.parametrize("dynamic", [True, None, False])
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_random_orders_of_guards_of_many_forms(dynamic: bool | None, backend: str, run_python) -> None:  # type: ignore[no-untyped-def]
-    run_python(
+def test_random_orders_of_guards_of_many_forms(dynamic: bool | None, backend: str, warm: Warm) -> None:
+    warm.run(
         _START
         + f"""
 for seed in range(3):
@@ -118,8 +121,8 @@ for seed in range(3):
     )
 
 
-def test_the_limit_ends_a_fullgraph_run(run_python) -> None:  # type: ignore[no-untyped-def]
-    run_python(
+def test_the_limit_ends_a_fullgraph_run(warm: Warm) -> None:
+    warm.run(
         _START
         + """
 rows = [(2, n, "") for n in range(20, 40)]
@@ -130,8 +133,8 @@ assert result.stopped and result.counts["unvisited"] == 11, (result.stopped, res
     )
 
 
-def test_blocks_that_break_are_run_shape_by_shape(run_python) -> None:  # type: ignore[no-untyped-def]
-    run_python(
+def test_blocks_that_break_are_run_shape_by_shape(warm: Warm) -> None:
+    warm.run(
         _START
         + """
 rows = stream(1, 25, (2, 3), (16, 20, 24, 31, 33, 48))
@@ -142,8 +145,8 @@ assert result.counts["run"] == result.counts["shapes"]
     )
 
 
-def test_a_guard_on_something_else_is_named_and_the_forecast_holds(run_python) -> None:  # type: ignore[no-untyped-def]
-    run_python(
+def test_a_guard_on_something_else_is_named_and_the_forecast_holds(warm: Warm) -> None:
+    warm.run(
         _START
         + """
 class Counting(Block):
@@ -175,8 +178,8 @@ assert 3 in [c["step"] for c in result.compiles]
     )
 
 
-def test_mistakes_are_seen_not_hidden(run_python) -> None:  # type: ignore[no-untyped-def]
-    run_python(
+def test_mistakes_are_seen_not_hidden(warm: Warm) -> None:
+    warm.run(
         _START
         + """
 class Sly(Toy):
@@ -202,8 +205,8 @@ assert result.mistaken and any("do not rely" in note for note in result.notes), 
     )
 
 
-def test_the_model_is_as_it_was_after_learning(run_python) -> None:  # type: ignore[no-untyped-def]
-    run_python(
+def test_the_model_is_as_it_was_after_learning(warm: Warm) -> None:
+    warm.run(
         _START
         + """
 class Growing(Toy):

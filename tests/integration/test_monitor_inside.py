@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-Run = Callable[..., subprocess.CompletedProcess[str]]
+from cftdiag.monitor import report
+from tests.warm import Warm
 
 HEAD = """
 import logging, sys
@@ -25,7 +24,7 @@ def body(code: str) -> str:
     return HEAD + textwrap.dedent(code)
 
 
-def test_nothing_is_left_behind_and_nothing_changes(run_python: Run, tmp_path: Path) -> None:
+def test_nothing_is_left_behind_and_nothing_changes(warm: Warm, tmp_path: Path) -> None:
     code = """
         from torch._C._dynamo.eval_frame import set_guard_complete_hook
         from torch._dynamo.callback import callback_handler
@@ -58,10 +57,10 @@ def test_nothing_is_left_behind_and_nothing_changes(run_python: Run, tmp_path: P
         assert all(torch.equal(a, b) for a, b in zip(plain[0], watched[0]))
         assert plain[1:] == watched[1:], (plain[1:], watched[1:])
         """
-    run_python(body(code), str(tmp_path / "run"))
+    warm.run(body(code), str(tmp_path / "run"))
 
 
-def test_what_a_recompile_does(run_python: Run) -> None:
+def test_what_a_recompile_does(warm: Warm) -> None:
     code = """
         def train(**options):
             torch._dynamo.reset()
@@ -96,30 +95,30 @@ def test_what_a_recompile_does(run_python: Run) -> None:
         m, reached, alarm = train(raise_on=["compile_budget"], compile_budget_s=1e-6)
         assert reached == [] and alarm.alarm.kind == "compile_budget", (reached, alarm)
         """
-    done = run_python("import cftdiag.monitor\n" + body(code))
+    done = warm.run("import cftdiag.monitor\n" + body(code))
     assert done.stderr.count("internal error") == 1
     assert "the callback's own bug" in done.stderr
 
 
-def test_bugs_of_ours_cost_one_warning(run_python: Run, tmp_path: Path) -> None:
+def test_bugs_of_ours_cost_one_warning(warm: Warm, tmp_path: Path) -> None:
     code = """
-        from cftdiag.monitor import alarms, journal, watched
+        from cftdiag.monitor import alarms, journal, torch_watch
 
         def bug(*args, **kwargs):
             raise ZeroDivisionError("a bug of ours")
         journal.Journal.event = journal.Journal.step = journal.Journal.state = bug
-        alarms.Rules.feed = watched.Watched.install = watched.Watched.note = bug
+        alarms.Rules.feed = torch_watch.Watched.install = torch_watch.Watched.note = bug
         model, optimizer = p.build()
         with cftdiag.Monitor(model, run_dir=sys.argv[1], warmup_steps=1) as m:
             p.train(model, optimizer, [3, 3, 5])
         print(m.steps)
         """
-    done = run_python(body(code), str(tmp_path / "run"))
+    done = warm.run(body(code), str(tmp_path / "run"))
     assert done.stdout == "3\n"
     assert len(done.stderr.strip().splitlines()) == 1, done.stderr
 
 
-def test_steps_are_counted_by_optimizers_or_by_hand(run_python: Run) -> None:
+def test_steps_are_counted_by_optimizers_or_by_hand(warm: Warm) -> None:
     code = """
         model, one = p.build()
         two = torch.optim.AdamW([torch.nn.Parameter(torch.ones(2))])
@@ -136,10 +135,10 @@ def test_steps_are_counted_by_optimizers_or_by_hand(run_python: Run) -> None:
             p.train(model, one, [3, 7])
             assert [e.step for e in m.events if e.kind == "recompile"] == [2] == [e.step for e in other.events if e.kind == "recompile"]
         """
-    run_python(body(code))
+    warm.run(body(code))
 
 
-def test_a_compiled_optimizer_is_not_touched(run_python: Run) -> None:
+def test_a_compiled_optimizer_is_not_touched(warm: Warm) -> None:
     code = """
         from torch._dynamo.utils import counters
 
@@ -163,10 +162,21 @@ def test_a_compiled_optimizer_is_not_touched(run_python: Run) -> None:
         plain, watched = train(False), train(True)
         assert plain == watched, (plain, watched)
         """
-    assert "call Monitor.step()" in run_python(body(code)).stderr
+    assert "call Monitor.step()" in warm.run(body(code)).stderr
 
 
-def test_a_limit_and_a_block_that_never_runs(run_python: Run, tmp_path: Path) -> None:
+def test_the_last_step_ends_the_process_with_success(warm: Warm, tmp_path: Path) -> None:
+    code = """
+        model, optimizer = p.build()
+        with cftdiag.Monitor(model, run_dir=sys.argv[1], max_steps=2, quiet=True):
+            p.train(model, optimizer, [3, 3, 3, 3])
+        print("never")
+        """
+    assert warm.run(body(code), str(tmp_path / "run")).stdout == ""
+    assert report(tmp_path / "run")["steps"] == 2
+
+
+def test_a_limit_and_a_block_that_never_runs(warm: Warm, tmp_path: Path) -> None:
     code = """
         torch._dynamo.config.recompile_limit = 3
         model, optimizer = p.build()
@@ -183,10 +193,10 @@ def test_a_limit_and_a_block_that_never_runs(run_python: Run, tmp_path: Path) ->
         assert {"limit_hit", "error"} <= {f["kind"] for f in data["findings"]}, data["findings"]
         assert [(h["limit"], h["limit_kind"], h["cause"]) for h in data["limit_hits"]][0] == (3, "recompile_limit", "seq_len"), data["limit_hits"]
         """
-    run_python(body(code), str(tmp_path / "run"))
+    warm.run(body(code), str(tmp_path / "run"))
 
 
-def test_the_root_is_found_without_a_model(run_python: Run, tmp_path: Path) -> None:
+def test_the_root_is_found_without_a_model(warm: Warm, tmp_path: Path) -> None:
     code = """
         model, optimizer = p.build()
         with cftdiag.Monitor(quiet=True) as m:
@@ -199,10 +209,10 @@ def test_the_root_is_found_without_a_model(run_python: Run, tmp_path: Path) -> N
             p.train(whole, optimizer, [3, 5, 5])
         assert {e.block for e in m.events if e.kind == "recompile"} == {"<root>"}, [e.block for e in m.events]
         """
-    run_python(body(code))
+    warm.run(body(code))
 
 
-def test_guard_misses_are_counted_exactly(run_python: Run, tmp_path: Path) -> None:
+def test_guard_misses_are_counted_exactly(warm: Warm, tmp_path: Path) -> None:
     code = """
         model, optimizer = p.build()
         p.train(model, optimizer, [3, 4, 5])
@@ -220,10 +230,10 @@ def test_guard_misses_are_counted_exactly(run_python: Run, tmp_path: Path) -> No
         assert guards and all("size mismatch at index 1" in g for g in guards), guards
         assert counts["lookups"] == 12 and counts["misses"] == 0 and counts["samples"] > 0 and counts["us_per_step"] > 0
         """
-    run_python(body(code), str(tmp_path / "run"))
+    warm.run(body(code), str(tmp_path / "run"))
 
 
-def test_memory_stays_bounded_over_100000_steps(run_python: Run, tmp_path: Path) -> None:
+def test_memory_stays_bounded_over_100000_steps(warm: Warm, tmp_path: Path) -> None:
     code = """
         import resource, tracemalloc
         from cftdiag.monitor import load_run
@@ -248,7 +258,7 @@ def test_memory_stays_bounded_over_100000_steps(run_python: Run, tmp_path: Path)
         size = sum(f.stat().st_size for f in (run.path / "events").iterdir())
         assert size < 3_000_000, size
         """
-    run_python(body(code), str(tmp_path / "run"))
+    warm.run(body(code), str(tmp_path / "run"))
 
 
 @pytest.mark.parametrize(

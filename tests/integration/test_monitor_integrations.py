@@ -7,16 +7,21 @@ import importlib.util
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from cftdiag.monitor import report
+from tests.warm import Warm
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = Path(__file__).with_name("monitor_hf.py")
 RUN = [sys.executable, "-m", "cftdiag", "run"]
+
+
+_SEE = pytest.mark.everything(
+    "half a minute; the same Trainer is watched on two ranks and killed in `make test`"
+)
 
 
 def has(name: str) -> bool:
@@ -24,13 +29,12 @@ def has(name: str) -> bool:
 
 
 def start(
-    *command: str, env: dict[str, str] | None = None, timeout: float = 400
+    *command: str, env: dict[str, str] | None = None, timeout: float = 1500
 ) -> subprocess.CompletedProcess[str]:
     merged = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **(env or {})}
     return subprocess.run(command, env=merged, capture_output=True, text=True, timeout=timeout, cwd=ROOT)
 
 
-@pytest.mark.slow
 def test_an_unmodified_trainer_script_on_two_ranks_killed(tmp_path: Path) -> None:
     """The whole promise: two ranks, no change to the script, every recompile told live, and a report after
     SIGKILL.
@@ -77,10 +81,13 @@ def test_an_unmodified_trainer_script_on_two_ranks_killed(tmp_path: Path) -> Non
     assert data["problems"] == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "needs", "steps"),
-    [("trainer", "accelerate", 4), ("accelerate", "accelerate", 2), ("sft", "trl", 4)],
+    [
+        pytest.param("trainer", "accelerate", 4, marks=_SEE),
+        ("accelerate", "accelerate", 2),
+        pytest.param("sft", "trl", 4, marks=_SEE),
+    ],
 )
 def test_trainers(tmp_path: Path, kind: str, needs: str, steps: int) -> None:
     if not has(needs):
@@ -111,9 +118,9 @@ assert m._warned is False
 """
 
 
-def test_tensorboard(run_python: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
+def test_tensorboard(warm: Warm, tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
-    run_python("SINKS = [lambda: TensorBoardSink(sys.argv[1])]\n" + SINKS, str(tmp_path))
+    warm.run("SINKS = [lambda: TensorBoardSink(sys.argv[1])]\n" + SINKS, str(tmp_path))
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(tmp_path))
@@ -124,24 +131,24 @@ def test_tensorboard(run_python: Callable[..., subprocess.CompletedProcess[str]]
     assert {s.step for s in events.Scalars("cftdiag/compile_seconds")} == set(values)
 
 
-def test_wandb_offline(run_python: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
+def test_wandb_offline(warm: Warm, tmp_path: Path) -> None:
     pytest.importorskip("wandb")
     code = "SINKS = [lambda: WandbSink(project='p', mode='offline', dir=sys.argv[1])]\n" + SINKS
-    run_python(code, str(tmp_path), env={"WANDB_SILENT": "true"})
+    warm.run(code, str(tmp_path), env={"WANDB_SILENT": "true"})
     (file,) = glob.glob(str(tmp_path / "wandb" / "offline-run-*" / "*.wandb"))
     kept = Path(file).read_bytes()
     assert b"cftdiag/recompiles" in kept
     assert b"recompile_after_warmup" in kept
 
 
-def test_logging(run_python: Callable[..., subprocess.CompletedProcess[str]]) -> None:
-    done = run_python("SINKS = [lambda: LoggingSink('mine')]\n" + SINKS)
+def test_logging(warm: Warm) -> None:
+    done = warm.run("SINKS = [lambda: LoggingSink('mine')]\n" + SINKS)
     told = [line for line in done.stdout.splitlines() if line.startswith("mine ")]
     assert told[0].startswith("mine rank 0 step 4: recompile of layers.0: seq_len; guard")
     assert told[1].startswith("mine rank 0 step 4: recompile_after_warmup: ")
 
 
-def test_a_sink_that_fails_is_left_out(run_python: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+def test_a_sink_that_fails_is_left_out(warm: Warm) -> None:
     code = """
 class Broken(LoggingSink):
     def step(self, step, seconds):
@@ -151,6 +158,6 @@ with cftdiag.Monitor(model, sinks=sinks) as m:
     p.train(model, optimizer, [3, 3, 3])
 print(m.steps, len(m._sinks))
 """
-    done = run_python("SINKS = []\n" + SINKS + code)
+    done = warm.run("SINKS = []\n" + SINKS + code)
     assert done.stdout.splitlines()[-1] == "3 0"
     assert done.stdout.count("tracker gone") == 1

@@ -23,7 +23,7 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node"]
 
 
 def watch(
-    run_dir: Path, command: list[str], *options: str, env: dict[str, str] | None = None, timeout: float = 240
+    run_dir: Path, command: list[str], *options: str, env: dict[str, str] | None = None, timeout: float = 1500
 ) -> subprocess.CompletedProcess[str]:
     merged = {**os.environ, "PYTHONPATH": str(ROOT), **(env or {})}
     return subprocess.run(
@@ -62,13 +62,7 @@ def test_two_ranks_under_torchrun_and_the_one_that_compiled_alone(tmp_path: Path
     assert done.returncode == 0, done.stderr
     data = report(tmp_path / "run")
     assert (data["ranks"], data["world_size"], data["steps"]) == (2, 2, 4)
-    assert [(r["rank"], r["step"]) for r in data["recompiles"]] == [(0, 3), (1, 3), (1, 4)] or {
-        (r["rank"], r["step"]) for r in data["recompiles"]
-    } == {
-        (0, 3),
-        (1, 3),
-        (1, 4),
-    }
+    assert sorted((r["rank"], r["step"]) for r in data["recompiles"]) == [(0, 3), (1, 3), (1, 4)]
     (alone,) = data["divergence"]
     assert (alone["step"], alone["ranks"], alone["waiting"]) == (4, [1], [0])
     assert alone["guard"] == "tensor 'x' size mismatch at index 1. expected 5, actual 7"
@@ -83,15 +77,15 @@ def test_two_ranks_under_torchrun_and_the_one_that_compiled_alone(tmp_path: Path
     ]
 
 
-@pytest.mark.parametrize(("program", "code"), [(["exits", "0"], 0), (["exits", "5"], 5), (["raises"], 1)])
-def test_exit_code_passes_through(tmp_path: Path, program: list[str], code: int) -> None:
-    done = watch(tmp_path / "run", [*PYTHON, *program])
-    assert done.returncode == code
-    assert report(tmp_path / "run")["ended"]["exit_code"] == code
+def test_exit_code_passes_through(tmp_path: Path) -> None:
+    done = watch(tmp_path / "run", [*PYTHON, "exits", "5"])
+    assert done.returncode == 5
+    assert report(tmp_path / "run")["ended"]["exit_code"] == 5
 
 
-def test_exception_is_an_event(tmp_path: Path) -> None:
+def test_exception_is_an_event_and_exit_code_1(tmp_path: Path) -> None:
     done = watch(tmp_path / "run", [*PYTHON, "raises"])
+    assert done.returncode == report(tmp_path / "run")["ended"]["exit_code"] == 1
     assert "RuntimeError: the training fell over" in done.stderr
     errors = report(tmp_path / "run")["errors"]
     assert [(e["type"], e["message"]) for e in errors] == [("RuntimeError", "the training fell over")]
@@ -122,7 +116,7 @@ def test_signals_are_handed_on(tmp_path: Path) -> None:
     assert process.stdout.readline() == "got SIGUSR1\n"
     process.send_signal(signal.SIGTERM)
     assert process.stdout.readline() == "got SIGTERM\n"
-    assert process.wait(30) == 7
+    assert process.wait(1500) == 7
 
 
 def test_raise_ends_the_group_with_an_error(tmp_path: Path) -> None:
@@ -133,6 +127,9 @@ def test_raise_ends_the_group_with_an_error(tmp_path: Path) -> None:
     assert report(tmp_path / "run")["steps"] <= 5
 
 
+@pytest.mark.everything(
+    "three interpreters; that one rank stops at its last step is tested in test_monitor_inside.py"
+)
 def test_max_steps_ends_every_rank_with_success(tmp_path: Path) -> None:
     done = watch(
         tmp_path / "run", [*TORCHRUN, "2", str(PROGRAMS), "ranks", "3,3,3,3,3,3"], "--max-steps", "3"
@@ -149,7 +146,13 @@ def test_spawned_ranks_have_their_own_files(tmp_path: Path) -> None:
     assert {(r["rank"], tuple(r["batch"])) for r in data["recompiles"]} == {(0, (2, 5)), (1, (2, 6))}
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.parametrize(
+    "context",
+    [
+        "fork",
+        pytest.param("spawn", marks=pytest.mark.everything("two more interpreters; forked workers stay")),
+    ],
+)
 def test_data_workers_are_left_out(tmp_path: Path, context: str) -> None:
     done = watch(tmp_path / "run", [*PYTHON, "workers", context])
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
@@ -265,7 +268,7 @@ def test_the_view_shows_who_waits_while_it_lasts(tmp_path: Path) -> None:
                 said = (waiting.ranks, waiting.compiling, waiting.timeout_in, waiting.sentence(time.time()))
             time.sleep(0.1)
     finally:
-        assert process.wait(120) == 0
+        assert process.wait(1500) == 0
     assert said is not None
     assert said[:2] == ((0,), (1,))
     # gloo's default is 30 minutes.

@@ -1,15 +1,11 @@
 """`cftdiag kernels` from end to end, on a block that is small enough to lower in seconds."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from cftdiag.diagnose import CAUSES
 
-ROOT = Path(__file__).resolve().parents[2]
 SUBJECT = """
 import torch
 
@@ -43,16 +39,17 @@ def subject(tmp_path_factory):
     return f"{path}:build"
 
 
-def kernels(*arguments):
-    code = "import sys; from cftdiag.cli.kernels import kernels; sys.exit(kernels.main(sys.argv[1:], standalone_mode=False))"
-    return subprocess.run(
-        [sys.executable, "-c", code, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=600
-    )
-
-
-def test_report_of_an_absent_gpu(subject, tmp_path):
-    done = kernels(
-        "--model", subject, "--target", "h200", "--json", "--bytecode", "--out", str(tmp_path / "out")
+def test_report_of_an_absent_gpu(subject, tmp_path, cftdiag_command):
+    done = cftdiag_command(
+        "kernels",
+        "--model",
+        subject,
+        "--target",
+        "h200",
+        "--json",
+        "--bytecode",
+        "--out",
+        str(tmp_path / "out"),
     )
     assert done.returncode == 0, done.stderr
     data = json.loads(done.stdout)
@@ -85,8 +82,8 @@ def test_report_of_an_absent_gpu(subject, tmp_path):
     assert frame["function"].endswith("forward") and frame["by"] in ("depyf", "dis") and frame["text"]
 
 
-def test_report_of_the_cpu_target_says_what_changes_between_regimes(subject):
-    done = kernels("--model", subject, "--target", "cpu")
+def test_report_of_the_cpu_target_says_what_changes_between_regimes(subject, cftdiag_command):
+    done = cftdiag_command("kernels", "--model", subject, "--target", "cpu")
     assert done.returncode == 0, done.stderr
     text = done.stdout
     assert "generated for the CPU" in text and "3 x Block  layers.0 .. layers.2" in text
@@ -95,9 +92,9 @@ def test_report_of_the_cpu_target_says_what_changes_between_regimes(subject):
     assert "no GPU took part" not in text
 
 
-def test_an_unknown_block_names_the_kinds(subject):
-    done = kernels("--model", subject, "--target", "cpu", "--block", "Attention")
-    assert done.returncode != 0 and "no block matches 'Attention'; kinds are Block" in done.stderr
+def test_an_unknown_block_names_the_kinds(subject, cftdiag_command):
+    done = cftdiag_command("kernels", "--model", subject, "--target", "cpu", "--block", "Attention")
+    assert done.returncode == 2 and "no block matches 'Attention'; kinds are Block" in done.stderr
 
 
 DESCRIBED = """
@@ -108,7 +105,7 @@ from cftdiag.subject import resolve
 from cftdiag.kernels.describe import describe
 from cftdiag.passes.messages import KernelsTask
 
-for key, settings in json.load(sys.stdin):
+for key, settings in json.loads(sys.argv[1]):
     torch._dynamo.reset()
     origin = resolve(f"cftdiag/diagnose/causes/examples/{key}.py:build")
     options = CheckOptions(model=origin.name, torch_config=settings)
@@ -117,8 +114,7 @@ for key, settings in json.load(sys.stdin):
 """
 
 
-@pytest.mark.slow
-def test_examples_yield_their_causes_and_settings_of_remedies_remove_them():
+def test_examples_yield_their_causes_and_settings_of_remedies_remove_them(warm):
     shown = [cause for cause in CAUSES.values() if "kernels" in cause.seen_by]
     settings = {
         c.key: next(
@@ -128,15 +124,7 @@ def test_examples_yield_their_causes_and_settings_of_remedies_remove_them():
     }
     assert {key for key, change in settings.items() if change} == {"kernel_fp64"}
     asked = [(c.key, {}) for c in shown] + [(key, change) for key, change in settings.items() if change]
-    done = subprocess.run(
-        [sys.executable, "-c", DESCRIBED],
-        input=json.dumps(asked),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    done = warm.run(DESCRIBED, json.dumps(asked))
     for line in done.stdout.splitlines():
         key, changed, findings = json.loads(line)
         found = [f for f in findings if f["cause"] == key]

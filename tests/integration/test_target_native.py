@@ -59,14 +59,13 @@ def _load(folder, queue):
     queue.put(native.library()._name)
 
 
-@pytest.mark.slow
 def test_two_processes_build_it_once(tmp_path):
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()
     processes = [context.Process(target=_load, args=(str(tmp_path), queue)) for _ in range(2)]
     for process in processes:
         process.start()
-    names = {queue.get(timeout=300) for _ in processes}
+    names = {queue.get(timeout=1500) for _ in processes}
     for process in processes:
         process.join()
     assert len(names) == 1

@@ -10,7 +10,6 @@ from tests.truth.compare import differences
 from tests.truth.run import run
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler for the real side")
 def test_the_prediction_agrees_with_the_real_run():
     predicted, _ = run("predicted", "smallest")

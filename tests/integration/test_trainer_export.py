@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from tests.integration.test_trainer_resume import ROOT, environment, run_all
+from tests.warm import Warm
 from trainer import demo
 from trainer.checkpoints.layout import read_state
 from trainer.checkpoints.tensors import load
@@ -30,7 +31,7 @@ WIDE = torch.float64
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def trained(tmp_path_factory: pytest.TempPathFactory, warm: Warm) -> dict[str, Path]:
     """The last checkpoint of a run of each method; the models, their data and their exports are gone."""
     from transformers import AutoConfig
 
@@ -74,7 +75,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         }
         for name, method in METHODS.items()
     ]
-    run_all(directory, runs)
+    run_all(warm, directory, runs)
     found = {name: (directory / name / "checkpoints" / "last").resolve() for name in METHODS}
     # A new place, and nothing of the job left but the checkpoint.
     moved = {
@@ -149,7 +150,7 @@ def test_by_the_command_line_in_files_of_a_given_size(
         "--max-shard-size",
         "20KB",
     ]
-    done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=1500)
     assert done.returncode == 0 and done.stderr == "", done.stderr
     shards = list((tmp_path / "hf").glob("model-*.safetensors"))
     assert len(shards) > 2 and (tmp_path / "hf" / "model.safetensors.index.json").exists()

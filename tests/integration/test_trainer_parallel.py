@@ -1,23 +1,19 @@
-"""HSDP: two replicas of two shards train as one rank does, through real torchrun."""
+"""HSDP: two replicas of two shards train as one rank does."""
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.integration.parallel_worker import METHODS, train
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.warm import Warm
 
 
 @pytest.fixture(scope="module")
-def four(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def four(tmp_path_factory: pytest.TempPathFactory, warm: Warm) -> Path:
     from trainer import demo
 
     out = tmp_path_factory.mktemp("hsdp")
@@ -30,25 +26,7 @@ def four(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ).save_pretrained(out / "model")
     demo.tokenizer().save_pretrained(out / "model")
     demo.write_data(out / "data.jsonl", count=24)
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "4",
-        "tests/integration/parallel_worker.py",
-        str(out),
-    ]
-    done = subprocess.run(
-        command,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr[-6000:]
+    done = warm.run(Path(__file__).with_name("parallel_worker.py"), str(out), ranks=4)
     assert "mesh (2, 2)" in done.stderr
     return out
 

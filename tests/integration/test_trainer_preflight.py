@@ -50,7 +50,6 @@ def _records(config: TrainConfig) -> list[dict[str, Any]]:
 BLOCKS = ["model.layers.0", "model.layers.1"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("values", "regions", "viable"),
     [

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import trainer
+from tests.warm import Warm
 from trainer import demo
 
 
@@ -73,7 +74,6 @@ def test_adaptive_ranks_are_a_graph_for_each_level(fresh_dynamo: None, tiny: Pat
     assert "_low" in compiled[0]["recompiles"][0]["reason"]
 
 
-@pytest.mark.slow
 def test_inductor_trains_as_eager_does(fresh_dynamo: None, tiny: Path, tmp_path: Path) -> None:
     eager = _train(tiny, tmp_path / "e", train_dtype="float32")
     compiled = _train(
@@ -83,10 +83,7 @@ def test_inductor_trains_as_eager_does(fresh_dynamo: None, tiny: Path, tmp_path:
     assert compiled[0]["graphs"] == 2
 
 
-@pytest.mark.slow
-def test_compiled_artifacts_are_carried_to_the_next_start(
-    tiny: Path, tmp_path: Path, run_python: Any
-) -> None:
+def test_compiled_artifacts_are_carried_to_the_next_start(tiny: Path, tmp_path: Path, warm: Warm) -> None:
     code = """
         import sys, trainer
         tiny, out = sys.argv[1:]
@@ -96,7 +93,7 @@ def test_compiled_artifacts_are_carried_to_the_next_start(
         """
     # Each start has an empty cache directory of its own: what is hit in the second came through the file.
     first, second = (
-        run_python(
+        warm.run(
             code,
             str(tiny),
             str(tmp_path / name),

@@ -16,7 +16,7 @@ from cftdiag.monitor import is_run
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def torchrun(*arguments: str, timeout: float = 900) -> subprocess.CompletedProcess[str]:
+def torchrun(*arguments: str, timeout: float = 1500) -> subprocess.CompletedProcess[str]:
     command = [
         sys.executable,
         "-m",

@@ -29,7 +29,7 @@ def only(events: list[Event], kind: str) -> Event:
 
 def test_reading_a_trace_does_not_import_torch() -> None:
     code = f"import sys; from cftdiag.capture.trace import read_trace_dir; read_trace_dir({str(RECORDINGS)!r}); assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=1500)
 
 
 def test_a_break_that_bubbles_up_is_told_once_per_compile_of_its_frame() -> None:

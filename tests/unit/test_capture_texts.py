@@ -145,6 +145,6 @@ def test_compile_ids() -> None:
 
 def test_the_package_imports_without_torch() -> None:
     code = "import sys, cftdiag.capture, cftdiag.capture.trace, cftdiag.capture.self_test; assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=1500)
     code = "from cftdiag.capture import Recorder, counting, track"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=1500)

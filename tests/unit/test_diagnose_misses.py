@@ -295,6 +295,12 @@ def test_dimensions_without_data_fall_back_to_position() -> None:
 
 def test_tokens_of_a_flattened_batch_are_length() -> None:
     assert cause(size(0, 14, 18, (18, 8)), lengths=(7, 9), batch_sizes=(2, 2)) == "seq_len"
+    assert cause(size(0, 14, 27, (27, 8)), lengths=(7, 9), batch_sizes=(2, 3)) == "seq_len"
+
+
+def test_an_argument_that_became_none_is_told_before_what_was_looked_for_in_it() -> None:
+    assert cause(missed("'k' in extra", value_type="NoneType")) == "none_vs_tensor"
+    assert cause(missed("'k' in extra", value_type="dict")) == "container_len"
 
 
 def test_size_one_is_special_only_when_the_dimension_was_dynamic() -> None:

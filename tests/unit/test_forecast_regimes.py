@@ -114,6 +114,8 @@ def test_representatives_equal_no_other_dimension() -> None:
     assert found.representative == (2, 80, "") and not found.specialises
     near = mapped({"0/0": ["2 <= L['x'].size()[1]"]}, shapes[:1]).regimes[0]
     assert near.representative == (2, 65, "")
+    below = mapped({"0/0": ["L['x'].size()[1] <= 64"]}, shapes[:1]).regimes[0]
+    assert below.representative == (2, 63, "") and not below.specialises
     stuck = mapped({"0/0": ["L['x'].size()[1] == 64"]}, shapes[:1]).regimes[0]
     assert stuck.representative == (2, 64, "") and stuck.specialises
     assert is_static(stuck) and not is_static(near)

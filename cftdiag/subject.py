@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cftdiag.errors import InputError
+from cftdiag.recipe.train_recipe import TrainRecipe
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -23,7 +24,8 @@ class Subject:
     i)`` runs before step ``i`` (0-based). ``wrap(model)`` compiles the model itself and may return another
     one; then there is no fullgraph pass and ``batches`` may be empty. ``check(model, losses)``'s result is
     copied into the report. ``compile_kwargs`` are those of ``Module.compile``; ``{}`` is torch's defaults
-    with backend ``aot_eager``.
+    with backend ``aot_eager``. ``training`` says how a program of ours trains the model (a trainer's checks of its
+    own configuration): the loss is then the recipe's, and ``step`` is left out.
     """
 
     model: Any
@@ -34,6 +36,7 @@ class Subject:
     wrap: Callable[[Any], Any] | None = None
     check: Callable[[Any, list[Any]], Any] | None = None
     compile_kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    training: TrainRecipe | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

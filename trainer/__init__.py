@@ -3,7 +3,7 @@
 ``torchrun --nproc-per-node 2 -m trainer --demo --osft --compile-model --max-steps 20 --output-dir OUT`` runs
 it; from Python it is ``trainer.run_training(trainer.TrainConfig(...))`` in every rank. Importing the package
 does not import torch: :mod:`trainer.config`,
-:mod:`trainer.records` and :mod:`trainer.packing` say what would be trained on without it.
+:mod:`trainer.records` and :mod:`cftdiag.recipe.packing` say what would be trained on without it.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from trainer.packing import Row, Sample, Step
+from cftdiag.recipe.packing import Row, Sample, Step
 from trainer.records import IGNORE, Tokens
 from trainer.signals import SIGNALS
 

@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from cftdiag.options import AC_MODES, DYNAMIC, SCOPES
+
 EXIT_INTERRUPTED = 130
 """Exit code of the trainer's programs after Ctrl-C, as shells have it."""
 
-SCOPES = ("none", "block", "loss", "block+loss", "model", "model+loss")
 TRACKERS = ("tensorboard", "wandb", "mlflow")
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 _NOT_NEGATIVE = (
@@ -95,7 +96,7 @@ class TrainConfig:
     compile_scope: str | None = _option(None, "what is compiled", SCOPES)
     compile_backend: str | None = _option(None, "backend; default: $TORCH_COMPILE_BACKEND, else inductor")
     dynamic: str = _option(
-        "true", "symbolic sizes from the first compile on (auto: torch's None)", ("auto", "true", "false")
+        "true", "symbolic sizes from the first compile on (auto: torch's None)", tuple(DYNAMIC)
     )
     compile_cache: str | None = _option(None, "file that compiled artifacts are loaded from and saved to")
     compile_plan: str | None = _option(
@@ -112,7 +113,7 @@ class TrainConfig:
     ac: str = _option(
         "none",
         "activation checkpointing (selective: save matmul and attention outputs)",
-        ("none", "full", "selective"),
+        AC_MODES,
     )
     device: str = _option("auto", "where to train", ("auto", "cpu", "cuda"))
     replicas: int = _option(

@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 
+from cftdiag.recipe.packing import Step, epoch_steps
 from trainer import demo, patterns
 from trainer.batch import rank_batches
 from trainer.config import TrainConfig
@@ -32,7 +33,6 @@ from trainer.distributed import process_group
 from trainer.export import export
 from trainer.model import open_source
 from trainer.optim import learning_rate, make_optimizer
-from trainer.packing import Step, epoch_steps
 from trainer.program import Program, build
 from trainer.records import Records
 from trainer.step import Stepper

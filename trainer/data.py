@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from cftdiag.recipe.packing import Shape, Step, epoch_order, epoch_steps, steps
 from trainer.config import TrainConfig
-from trainer.packing import Shape, Step, epoch_order, epoch_steps, steps
 from trainer.records import Records, Subset
 
 

@@ -15,22 +15,21 @@ import torch.distributed as dist
 
 from cftdiag.capture import counting
 from cftdiag.monitor import Monitor
+from cftdiag.recipe.compile import compile_settings
 from trainer import resume
-from trainer.attention import require_device
 from trainer.batch import collate, rank_batches
 from trainer.cache import load_cache, save_cache
 from trainer.checkpoints import rng
 from trainer.checkpoints.layout import Best, State
 from trainer.checkpoints.saver import Saver
 from trainer.checkpoints.tensors import RankState, collect, load
-from trainer.compile import compile_settings
 from trainer.config import TrainConfig, profile_range
 from trainer.data import Data, open_data
 from trainer.describe import describe
 from trainer.distributed import Ranks, on_rank_zero, process_group, require_writable
 from trainer.export import export, write_assets
 from trainer.metrics import Metrics, flops_per_token, memory, peak_flops
-from trainer.model import Source, dtype_of, open_source
+from trainer.model import Source, dtype_of, open_source, require_device
 from trainer.optim import learning_rate, make_optimizer
 from trainer.plan import CompilePlan, check_fingerprint, read_plan, warm
 from trainer.preflight import preflight
@@ -156,7 +155,7 @@ def _run(
                 world=ranks.world,
             )
         recording.watch(program.model, program.blocks, compiled="block" in program.compiler.graphs)
-        profiling.name_regions(program.blocks, program.compiler)
+        profiling.name_calls(program.calls)
         optimizer = make_optimizer(program.model, config)
         own = load(found, program.model, optimizer) if found else []
         assets = Path(stack.enter_context(tempfile.TemporaryDirectory()))

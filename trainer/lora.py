@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trainer.model import set_module
+from cftdiag.recipe.blocks import set_module
 from trainer.targets import find_targets, is_conv1d
 
 

@@ -11,9 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainer.compile import Compiler
+from cftdiag.recipe.compile import Compiler
+from cftdiag.recipe.loss import (
+    CrossEntropySum,
+    LossStep,
+    chunked_loss,
+    cross_entropy_sum,
+    head_of,
+    text_config,
+)
+from cftdiag.recipe.train_recipe import TrainRecipe
 from trainer.config import TrainConfig
-from trainer.loss import chunked_loss, cross_entropy_sum, head_of
 from trainer.records import IGNORE
 
 #: Largest relative L2 difference that is taken for rounding. A wrong loss or gradient is off by tenths.
@@ -38,12 +46,11 @@ def compare_loss(
     The head is a real one of the model's vocabulary, scaling and soft capping, but 32 wide. Forgets
     everything that Dynamo has compiled so far.
     """
-    compiler = Compiler(config.scope, backend, dynamic=config.dynamic)
-    region = next((name for name in compiler.graphs if name.endswith("loss")), None)
-    if region is None:
+    compiler = Compiler(TrainRecipe(scope=config.scope), backend, dynamic=config.dynamic)
+    if not any(region.endswith("loss") for region in compiler.graphs):
         return []
     generator = torch.Generator().manual_seed(0)
-    vocabulary = model_config.vocab_size
+    vocabulary = text_config(model_config).vocab_size
     lm_head = nn.Linear(WIDTH, vocabulary, bias=False)
     with torch.no_grad():
         lm_head.weight.copy_(torch.randn(vocabulary, WIDTH, generator=generator))
@@ -59,11 +66,12 @@ def compare_loss(
         return lambda hidden, labels: chunked_loss(hidden, labels, head, cross_entropy, config.loss_chunks)
 
     eager = whole(cross_entropy_sum)
-    compiled = (
-        whole(compiler.function("loss", cross_entropy_sum))
-        if region == "loss"
-        else compiler.function("model+loss", eager)
-    )
+    if "loss" in compiler.graphs:
+        region: nn.Module = CrossEntropySum()
+        compiled = whole(region)
+    else:
+        compiled = region = LossStep(eager)
+    compiler(region, "loss")
 
     found: list[str] = []
     try:

@@ -1,4 +1,4 @@
-"""The plain transformers model: its config, its attention, its blocks, its weights."""
+"""The plain transformers model: its config, its attention, its weights."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from cftdiag.recipe.attention import needs_boundaries
+from cftdiag.recipe.model_config import supported_attention
 from trainer.config import TrainConfig
 
 
@@ -75,7 +77,7 @@ def choose_attention(wanted: str, config: Any) -> tuple[str, str]:
     """
     cls = model_class(config)
     if wanted == "varlen":
-        from trainer.attention import register_varlen
+        from cftdiag.recipe.attention import register_varlen
 
         register_varlen()
         return wanted, "asked for"
@@ -83,16 +85,32 @@ def choose_attention(wanted: str, config: Any) -> tuple[str, str]:
         if not getattr(cls, "_supports_sdpa", False):
             return "eager", f"{cls.__name__} does not take sdpa"
         return "sdpa", "the default"
-    supported = {
-        "sdpa": getattr(cls, "_supports_sdpa", False),
-        "flex_attention": getattr(cls, "_supports_flex_attn", False),
-        "flash_attention_2": getattr(cls, "_supports_flash_attn", False),
-        "flash_attention_3": getattr(cls, "_supports_flash_attn", False),
-    }
-    if not supported.get(wanted, wanted == "eager"):
-        takes = ", ".join(["eager", *(name for name, yes in supported.items() if yes)])
-        raise ValueError(f"{cls.__name__} does not support attention {wanted!r}; it takes {takes}")
+    supported = supported_attention(config)
+    if wanted not in supported:
+        raise ValueError(
+            f"{cls.__name__} does not support attention {wanted!r}; it takes {', '.join(supported)}"
+        )
     return wanted, "asked for"
+
+
+def require_device(attn: str, device: str) -> None:
+    """Raise ``ValueError`` when ``attn`` cannot train on ``device`` (``cpu`` or ``cuda``) of this machine."""
+    from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
+
+    if device == "cpu" and attn == "flex_attention":
+        raise ValueError(
+            "attention flex_attention has no backward on a CPU in torch; give --attn sdpa, or train on CUDA"
+        )
+    if device == "cpu" and needs_boundaries(attn):
+        raise ValueError(f"attention {attn} has CUDA kernels only; give --attn sdpa, or train on CUDA")
+    installed = {
+        "flash_attention_2": is_flash_attn_2_available,
+        "flash_attention_3": is_flash_attn_3_available,
+    }
+    if attn in installed and not installed[attn]():
+        raise ValueError(
+            f"attention {attn} needs a package that is not installed for this torch; give --attn varlen or sdpa"
+        )
 
 
 def model_class(config: Any) -> type[nn.Module]:
@@ -133,27 +151,6 @@ def load_weights(source: Source, *, dtype: torch.dtype, seed: int) -> nn.Module:
         )
     except (OSError, RuntimeError) as error:
         raise ValueError(f"cannot load the weights of {source.path!r}: {_first_line(error)}") from error
-
-
-def find_blocks(model: nn.Module) -> dict[str, nn.Module]:
-    """The decoder blocks by name: the entries of the longest ModuleList. Raises ``ValueError`` when there is
-    none.
-    """
-    lists = [
-        (name, module)
-        for name, module in model.named_modules()
-        if isinstance(module, nn.ModuleList) and len(module)
-    ]
-    if not lists:
-        raise ValueError(f"{type(model).__name__} has no list of blocks")
-    name, blocks = max(lists, key=lambda item: len(item[1]))
-    return {f"{name}.{i}": block for i, block in enumerate(blocks)}
-
-
-def set_module(model: nn.Module, name: str, module: nn.Module) -> None:
-    """Replace the submodule called ``name``."""
-    parent, _, child = name.rpartition(".")
-    setattr(model.get_submodule(parent), child, module)
 
 
 def _first_line(error: BaseException) -> str:

@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
+from cftdiag.options import DYNAMIC
 from cftdiag.plan import Plan, config_sha, load_plan
+from cftdiag.recipe.packing import Row, Sample
 from trainer.batch import collate, to_device
-from trainer.compile import DYNAMIC
 from trainer.config import TrainConfig
-from trainer.packing import Row, Sample
 from trainer.program import Program
 from trainer.records import IGNORE, Tokens
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 from collections.abc import Mapping
@@ -10,20 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 from cftdiag.check import CheckOptions, CheckReport, Subject, run_check
-from trainer.attention import needs_boundaries
+from cftdiag.options import DYNAMIC
+from cftdiag.recipe.attention import needs_boundaries
+from cftdiag.recipe.compile import static_settings
 from trainer.batch import collate
-from trainer.checkpointing import apply_ac
-from trainer.compile import DYNAMIC, REGIONS, Compiler, static_settings
 from trainer.config import TrainConfig
 from trainer.data import Data, open_data
-from trainer.forward import install_loss_forward
-from trainer.loss import cross_entropy_sum
 from trainer.loss_check import compare_loss
-from trainer.model import Source, build_meta, dtype_of, find_blocks, open_source
-from trainer.program import apply_method, lookup_backend
+from trainer.model import Source, build_meta, dtype_of, open_source
+from trainer.program import apply_method, compute_dtype, lookup_backend, recipe_of
 
 #: Distinct row lengths that the check runs, the first met in training first; the others are forecast from
 #: guards.
@@ -32,57 +28,12 @@ _CONFIG = "TRAINER_PREFLIGHT_CONFIG"
 _WORLD = "TRAINER_PREFLIGHT_WORLD"
 
 
-class _CrossEntropy(nn.Module):
-    """The loss as a module: what the check can compile by itself and report on."""
-
-    def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
-        return cross_entropy_sum(logits, labels)
-
-
-class _Whole(nn.Module):
-    """The model inside of another, so that the check compiles all of it, loss included, as one block."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.step = model
-        self.config = model.config
-
-    def forward(self, **batch: Any) -> Tensor:
-        return self.step(**batch)
-
-
 def subject_of(config: TrainConfig, source: Source, data: Data) -> Subject:
-    """What `cftdiag check` needs to check this configuration; the model is on meta.
-
-    Its blocks are the regions that the scope compiles. Wrapping is left to the check's own options (``ac``,
-    ``world_size``), which apply it in the trainer's order, but for checkpointing inside of a region over the
-    whole model.
+    """What `cftdiag check` needs to check this configuration: the plain model of its method, on meta, and the
+    recipe by which :func:`trainer.program.build` wraps it.
     """
-    model = build_meta(source, dtype=_dtype(config))
+    model = build_meta(source, dtype=dtype_of(config.train_dtype))
     apply_method(model, config)
-    blocks = find_blocks(model)
-    regions = REGIONS[config.scope] or ("block",)
-    if _over_all(regions):
-        apply_ac(model, blocks, config.ac)
-    names: list[str] = []
-    if "block" in regions:
-        names += blocks
-    if "model" in regions:
-        names.append(model.base_model_prefix)
-    if "loss" in regions:
-        names.append("cross_entropy")
-        model.cross_entropy = _CrossEntropy()
-    eager = Compiler("none", lookup_backend("eager"))
-    # Looked up at each call: the check puts wrappers in the module's place.
-    loss = (
-        (lambda logits, labels: model.cross_entropy(logits, labels))
-        if "loss" in regions
-        else cross_entropy_sum
-    )
-    install_loss_forward(model, eager, chunks=config.loss_chunks, cross_entropy=loss)
-    if "model+loss" in regions:
-        model, names = _Whole(model), ["step"]
-
     pad = getattr(source.tokenizer, "pad_token_id", None) or 0
     rows = {
         row.length: row
@@ -98,8 +49,7 @@ def subject_of(config: TrainConfig, source: Source, data: Data) -> Subject:
         batches=[
             collate(rows[n], data.train, pad_id=pad, varlen=needs_boundaries(source.attn)) for n in lengths
         ],
-        blocks=names,
-        step=_step,
+        training=recipe_of(config, _dtype(config)),
         compile_kwargs={"fullgraph": True, "dynamic": DYNAMIC[config.dynamic]},
     )
 
@@ -133,19 +83,16 @@ def check(config: TrainConfig, *, world: int, progress: Any = None, **options: A
         # Emptied: the check would otherwise read the variable and refuse to run Inductor's code on weights
         # that are not there.
         env={_CONFIG: json.dumps(config.to_dict()), _WORLD: str(world), "TORCH_COMPILE_BACKEND": ""},
-        ac="none" if _over_all(REGIONS[config.scope]) else config.ac,
+        ac=config.ac,
+        # A run that compiles nothing is asked what would become of its blocks.
+        compile_scope="block" if config.scope == "none" else config.scope,
+        method=config.method,
         world_size=world,
         compile_backend="eager" if config.backend == "eager" and options.get("target") is None else None,
         torch_config=static_settings() | dict(options.pop("torch_config", {})),
         **options,
     )
-    report = run_check(asked, progress)
-    own = {
-        "ac": config.ac,
-        "compile_scope": "block" if config.scope == "none" else config.scope,
-        "method": config.method,
-    }
-    return dataclasses.replace(report, subject={**report.subject, **own})
+    return run_check(asked, progress)
 
 
 def preflight(
@@ -185,12 +132,6 @@ def preflight(
     ]
 
 
-def _step(model: Any, batch: dict[str, Any]) -> Any:
-    loss = model(**batch)
-    loss.backward()
-    return loss
-
-
 def _line(finding: Mapping[str, Any]) -> str:
     where = finding["where"]
     place = f" at {where['file']}:{where['line']}" if where.get("file") else ""
@@ -198,11 +139,6 @@ def _line(finding: Mapping[str, Any]) -> str:
     return f"{finding['kind']} {finding['cause']} in {', '.join(finding['blocks']) or 'the model'}{place}{remedy}"
 
 
-def _over_all(regions: tuple[str, ...]) -> bool:
-    return any(region.startswith("model") for region in regions)
-
-
 def _dtype(config: TrainConfig) -> torch.dtype:
-    """Of forward and backward, as :func:`trainer.program.build` decides it."""
     cuda = config.device == "cuda" or (config.device == "auto" and torch.cuda.is_available())
-    return dtype_of(config.dtype or ("bfloat16" if cuda else config.train_dtype))
+    return compute_dtype(config, torch.device("cuda" if cuda else "cpu"))

@@ -1,7 +1,7 @@
 """``--profile-steps a-b``: what these steps did, as a trace that Perfetto (ui.perfetto.dev) and
 chrome://tracing open, one file a rank.
 
-Each block's call, and a compiled loss or model, is a range of its own name. The range is put around the
+Each block's call, and that of a compiled loss or model, is a range of its own name. The range is put around the
 compiled call from outside: a module hook would become part of the graph.
 """
 
@@ -18,7 +18,6 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from cftdiag.capture import surround
-from trainer.compile import Compiler
 from trainer.config import profile_range
 
 
@@ -32,14 +31,10 @@ class Profiling:
         self._say = say
         self._profiler: Any = None
 
-    def name_regions(self, blocks: Mapping[str, nn.Module], compiler: Compiler) -> None:
-        """Give the call of each block and each compiled region a range of its name, while a profile is taken."""
-        if not self._steps:
-            return
-        compiler.around = self._range
-        if not compiler.whole_model:
-            for name, block in blocks.items():
-                surround(block, partial(self._range, name))
+    def name_calls(self, calls: Mapping[str, nn.Module]) -> None:
+        """Give each call of these modules a range of its name, while a profile is taken."""
+        for name, module in calls.items() if self._steps else ():
+            surround(module, partial(self._range, name))
 
     @contextlib.contextmanager
     def step(self, step: int) -> Iterator[None]:

@@ -16,18 +16,21 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from cftdiag.recipe.apply import apply_recipe
+from cftdiag.recipe.attention import needs_boundaries
+from cftdiag.recipe.blocks import Blocks, find_blocks
+from cftdiag.recipe.compile import Compiler
+from cftdiag.recipe.fsdp import make_mesh
+from cftdiag.recipe.loss import verify_head
+from cftdiag.recipe.train_recipe import TrainRecipe
 from trainer import lora
-from trainer.attention import needs_boundaries
-from trainer.compile import Compiler
 from trainer.config import TrainConfig
 from trainer.distributed import on_rank_zero
 from trainer.export import export_checkpoint
-from trainer.loss import verify_head
 from trainer.model import Source, build_meta, dtype_of, load_weights, open_source
 from trainer.osft import surgery
 from trainer.osft.importance import layer_importance
 from trainer.osft.ranks import adaptive, by_target
-from trainer.parallel import make_mesh, parallelize
 from trainer.weights import fill_from, materialize
 
 
@@ -39,6 +42,9 @@ class Program:
     """Wrapped; called with the tensors of :func:`trainer.batch.collate` it returns the row's summed loss."""
     blocks: Mapping[str, nn.Module]
     """The blocks as wrapped, by plain name."""
+    regions: Blocks
+    """What is compiled, by name: blocks, the loss, the model's body, or model and loss as one."""
+    recipe: TrainRecipe
     compiler: Compiler
     targets: tuple[surgery.Target, ...]
     """Of OSFT; empty for other methods."""
@@ -49,6 +55,12 @@ class Program:
     device: torch.device
     dtype: torch.dtype
     """Of forward and backward."""
+
+    @property
+    def calls(self) -> dict[str, nn.Module]:
+        """What is called by itself, by name: compiled regions, and blocks that are not inside of one."""
+        regions = dict(self.regions)
+        return regions if self.recipe.whole_model else {**self.blocks, **regions}
 
 
 def build(
@@ -73,7 +85,7 @@ def build(
     device = device or torch.device("cpu")
     source = source or open_source(config)
     stored = dtype_of(config.train_dtype)
-    dtype = dtype_of(config.dtype) if config.dtype else torch.bfloat16 if device.type == "cuda" else stored
+    dtype = compute_dtype(config, device)
     model = build_meta(source, dtype=stored)
 
     plain = on_rank_zero(lambda: _plain(source, config)) if weights else None
@@ -81,13 +93,10 @@ def build(
         model, config, ranks=ranks, plain=plain, calibration=calibration if weights else None
     )
 
-    compiler = Compiler(
-        config.scope, (wrap_backend or lookup_backend)(config.backend), dynamic=config.dynamic
-    )
-    mesh = make_mesh(device.type, dist.get_world_size(), config.replicas)
-    blocks = parallelize(
-        model, mesh=mesh, compiler=compiler, ac=config.ac, dtype=dtype, loss_chunks=config.loss_chunks
-    )
+    recipe = recipe_of(config, dtype)
+    compiler = Compiler(recipe, (wrap_backend or lookup_backend)(config.backend), dynamic=config.dynamic)
+    mesh = make_mesh(device.type, dist.get_world_size(), recipe.replicas)
+    wrapped = apply_recipe(model, find_blocks(model), recipe, compile=compiler, mesh=mesh)
     materialize(model, device)
     if weights:
         fill_from(
@@ -99,9 +108,28 @@ def build(
             seed=config.seed,
         )
     return Program(
-        model=model, blocks=blocks, compiler=compiler, targets=targets, mesh=mesh, source=source,
-        varlen=needs_boundaries(source.attn), device=device, dtype=dtype,
+        model=model, blocks=dict(wrapped.blocks), regions=wrapped.regions, recipe=recipe, compiler=compiler, targets=targets,
+        mesh=mesh, source=source, varlen=needs_boundaries(source.attn), device=device, dtype=dtype,
     )  # fmt: skip
+
+
+def recipe_of(config: TrainConfig, dtype: torch.dtype) -> TrainRecipe:
+    """How the model of ``config`` is wrapped; ``dtype`` is that of forward and backward."""
+    return TrainRecipe(
+        scope=config.scope,
+        ac=config.ac,
+        loss_chunks=config.loss_chunks,
+        dtype=str(dtype).removeprefix("torch."),
+        replicas=config.replicas,
+        always_sharded=True,
+    )
+
+
+def compute_dtype(config: TrainConfig, device: torch.device) -> torch.dtype:
+    """Of forward and backward."""
+    if config.dtype:
+        return dtype_of(config.dtype)
+    return torch.bfloat16 if device.type == "cuda" else dtype_of(config.train_dtype)
 
 
 def _plain(source: Source, config: TrainConfig) -> nn.Module:

@@ -9,11 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from cftdiag.recipe.packing import IGNORE, Sample
 from trainer.chat import render
-from trainer.packing import Sample
-
-IGNORE = -100
-"""Label of a position without loss."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from trainer.model import find_blocks
+from cftdiag.recipe.blocks import find_blocks
 
 _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 _LLAMA = (*_ATTENTION, "gate_proj", "up_proj", "down_proj")
@@ -45,7 +45,7 @@ def find_targets(model: nn.Module, patterns: tuple[str, ...] = ()) -> dict[str, 
     wanted = patterns or TARGETS.get(model_type, _LLAMA)
     candidates = {
         f"{block}.{name}": module
-        for block, parent in find_blocks(model).items()
+        for block, parent in find_blocks(model)
         for name, module in parent.named_modules()
         if isinstance(module, nn.Linear) or is_conv1d(module)
     }

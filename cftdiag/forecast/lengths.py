@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import random
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +16,8 @@ from typing import Any
 
 from cftdiag.errors import InputError
 from cftdiag.forecast.data_files import read_lengths
+from cftdiag.recipe.packing import Shape as RowShape
+from cftdiag.recipe.packing import epoch_order, pack
 
 OVER_LONG = ("fatal", "drop", "truncate")
 #: The variant of a batch: every row full, some row padded (so the batch carries an attention mask), several
@@ -224,14 +225,8 @@ def _epoch(lengths: Sequence[int], options: DataOptions, epoch: int) -> Iterator
 
 
 def shuffled(count: int, seed: int | None, epoch: int) -> array[int] | None:
-    """The trainer's order of an epoch (:func:`trainer.packing.epoch_order`) in 4 bytes a sample; None for the
-    order of the file.
-    """
-    if seed is None:
-        return None
-    order = array("i", range(count))
-    random.Random(f"{seed}/{epoch}").shuffle(order)  # type: ignore[arg-type]  # any mutable sequence will do
-    return order
+    """The order of an epoch in training; None for the order of the file."""
+    return None if seed is None else epoch_order(count, seed=seed, epoch=epoch)
 
 
 def _rows(lengths: Iterator[int], options: DataOptions) -> Iterator[Forward]:
@@ -275,9 +270,6 @@ def _token_budget(lengths: Iterator[int], options: DataOptions) -> Iterator[Forw
 
 def _packed(lengths: Iterator[int], options: DataOptions) -> Iterator[Forward]:
     """Packed rows exactly as the trainer packs them: one row of batch dimension 1 per rank and microstep."""
-    from trainer.packing import Shape as RowShape
-    from trainer.packing import pack
-
     shape = RowShape(
         world=options.world_size,
         capacity=options.max_tokens_per_gpu or 0,
@@ -347,7 +339,7 @@ def distinct_ranks(data: Data) -> dict[int, list[int]]:
 
 
 def from_steps(steps: Iterable[Any], world_size: int) -> tuple[tuple[RankShapes, ...], int]:
-    """Shapes of each rank of the trainer's own steps (``trainer.packing.Step``), for ``check --config``."""
+    """Shapes of each rank of the trainer's own steps (``cftdiag.recipe.packing.Step``), for ``check --config``."""
     forwards = (
         (number, microstep, [(1, row.length, PACKED) for row in rows])
         for number, step in enumerate(steps, 1)

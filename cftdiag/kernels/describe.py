@@ -23,7 +23,7 @@ from cftdiag.kernels.code_findings import code_findings
 from cftdiag.passes.messages import KernelsTask
 from cftdiag.passes.prepare import Prepared, blocks_of, prepare
 from cftdiag.passes.run_pass import torch_config
-from cftdiag.recipe import BlockGroup, block_groups, wrap_blocks
+from cftdiag.recipe import BlockGroup, apply_recipe, block_groups
 from cftdiag.target import bytecode, lowering, real, resources
 from cftdiag.target.collect import Collector
 from cftdiag.target.devices import Device, device
@@ -166,7 +166,7 @@ def _lower(
         else:
             fastforward.reset()
             stack.enter_context(fastforward.SkipMode())
-        program = wrap_blocks(model, list(blocks), compile=compile_block)
+        program = apply_recipe(model, list(blocks), prepared.training, compile=compile_block)
         for (rows, length), batch in zip(prepared.shapes, prepared.subject.batches, strict=True):
             progress(f"lowering for {task.target}: batch {rows}, length {length}")
             batch = tree_map_only(torch.Tensor, torch.Tensor.cuda, dict(batch)) if here else dict(batch)

@@ -18,7 +18,16 @@ import torch
 from cftdiag import fastforward
 from cftdiag.errors import EnvironmentUnfit, InputError, one_line
 from cftdiag.options import DYNAMIC, SMALL_MODEL, CheckOptions
-from cftdiag.recipe import build_model, find_blocks, flash_standins, flex_on_cpu, load_config, make_batches
+from cftdiag.recipe import (
+    TrainRecipe,
+    build_model,
+    find_blocks,
+    flash_standins,
+    flex_on_cpu,
+    load_config,
+    make_batches,
+)
+from cftdiag.recipe.loss import has_own_head
 from cftdiag.subject import Origin, Subject, as_subject
 
 
@@ -34,6 +43,7 @@ class Prepared:
     shapes: list[tuple[int | None, int | None]]
     compile_kwargs: dict[str, Any]
     step: Callable[[Any, Any], Any] | None = None
+    training: TrainRecipe = dataclasses.field(default_factory=TrainRecipe)
     changes: dict[str, Any] = dataclasses.field(default_factory=dict)
     """What the options say over the subject's own compile arguments."""
 
@@ -113,12 +123,19 @@ def _from_config(origin: Origin, o: CheckOptions) -> Prepared:
         options=o,
         weightless=not real,
         shapes=[(b.batch_size, b.length) for b in batches],
+        training=_training(model, o),
         compile_kwargs={
             "dynamic": DYNAMIC[o.dynamic or "true"],
             "fullgraph": o.fullgraph,
             **o.compile_kwargs,
         },
     )
+
+
+def _training(model: torch.nn.Module, o: CheckOptions) -> TrainRecipe:
+    """How the trainer would wrap this model; one whose body cannot be told from its head keeps its own loss."""
+    own = TrainRecipe(scope=o.compile_scope, ac=o.ac, dtype=o.dtype)
+    return own if has_own_head(model) else dataclasses.replace(own, loss_chunks=None)
 
 
 def _transform(model: torch.nn.Module, function: str, method: str, *, weightless: bool) -> None:
@@ -147,7 +164,7 @@ def _refuse(subject: Subject, o: CheckOptions) -> None:
                 raise InputError(
                     f"--{name.replace('_', '-')} does not apply to a subject that compiles itself; change it in wrap()"
                 )
-    elif "loss" in o.compile_scope:
+    elif "loss" in o.compile_scope and subject.training is None:
         raise InputError(
             f"--compile-scope {o.compile_scope}: the loss is inside the subject's own step; use block or model, or compile it in step()"
         )
@@ -197,7 +214,10 @@ def _from_subject(subject: Subject, o: CheckOptions) -> Prepared:
         weightless=weightless,
         shapes=shapes,
         compile_kwargs={**subject.compile_kwargs, **changes},
-        step=subject.step or default_step,
+        step=None if subject.training is not None else subject.step or default_step,
+        training=dataclasses.replace(
+            subject.training or TrainRecipe(loss_chunks=None), scope=o.compile_scope, ac=o.ac
+        ),
         changes=changes,
     )
 

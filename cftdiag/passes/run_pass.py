@@ -51,7 +51,15 @@ from cftdiag.passes.messages import (
     Unfit,
 )
 from cftdiag.passes.prepare import batch_of_shape, blocks_of, prepare
-from cftdiag.recipe import DepthNotReached, block_groups, stacks, strip_wrappers, wrap_blocks
+from cftdiag.recipe import (
+    ROOT,
+    DepthNotReached,
+    apply_recipe,
+    block_groups,
+    fake_mesh,
+    stacks,
+    strip_wrappers,
+)
 from cftdiag.subject import Subject
 
 SEED = 0
@@ -190,26 +198,24 @@ class _Pass:
             backend=counting(backend, recorder),
         )
 
-        def compile_one(target: Any, name: str) -> Any:
-            if not isinstance(target, torch.nn.Module):
-                return torch.compile(target, **kwargs)
-            target.compile(**kwargs)
+        def compile_one(region: torch.nn.Module, name: str) -> None:
+            region.compile(**kwargs)
             if self.prepared.step is None:  # else `compiles_seen` has done it
-                self.watch.instrument(target, name, recorder)
-            return target
+                self.watch.instrument(region, name, recorder)
 
+        recipe = self.prepared.training
         try:
-            program = wrap_blocks(
-                model,
-                self.blocks,
-                ac=options.ac,
-                world_size=options.world_size,
-                compile=compile_one,
-                scope=options.compile_scope,
-            )
+            mesh = None
+            if options.world_size > 1 or recipe.always_sharded:
+                mesh = fake_mesh(options.world_size, recipe.replicas)
+            program = apply_recipe(model, self.blocks, recipe, compile=compile_one, mesh=mesh)
         except ValueError as error:
             raise InputError(str(error)) from error
-        self.blocks = list(program.blocks)
+        # What is compiled is what is reported on; where nothing of the model is, its blocks.
+        self.blocks = list(program.regions if ROOT not in dict(program.regions) else ()) or list(
+            program.blocks
+        )
+        self.kinds |= {fqn: type(region).__name__ for fqn, region in self.blocks if fqn not in self.kinds}
         if self.prepared.step is None:
             self.program = program
 

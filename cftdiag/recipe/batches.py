@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from transformers import PretrainedConfig
 
-DEFAULT_LENGTHS = (512, 640, 777, 1024)
+from cftdiag.options import DEFAULT_LENGTHS
+from cftdiag.recipe.packing import IGNORE
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,9 +41,10 @@ def make_batches(
     """One batch for each length, in order: ``input_ids``, ``labels`` and ``position_ids`` of shape
     (batch_size, length), int64.
 
-    ``packed`` makes one row of several documents: positions restart and the first label of each document is
-    -100. ``flash_varlen`` adds the arguments of variable-length flash attention: ``cu_seq_lens_q/k`` (int32)
-    and ``max_length_q/k``. With ``model``, arguments that its forward does not take are left out.
+    Labels are shifted: a position has the token after it, the last of each document -100. ``packed`` makes one
+    row of several documents, with positions that restart. ``flash_varlen`` adds the arguments of
+    variable-length flash attention: ``cu_seq_lens_q/k`` (int32) and ``max_length_q/k``. With ``model``,
+    arguments that its forward does not take are left out.
     ``ValueError`` for lengths that are not positive or beyond the model's positions.
     """
     _validate(config, lengths, batch_size, packed)
@@ -104,8 +106,13 @@ def _arguments(
     if isinstance(pad, int) and text.vocab_size > 1:  # a padding token without a mask makes transformers warn
         ids[ids == pad] = (pad + 1) % text.vocab_size
     positions = torch.cat([torch.arange(n) for n in documents]).view(batch_size, length)
-    labels = ids.masked_fill(positions == 0, -100) if len(documents) > batch_size else ids.clone()
+    labels = torch.cat([_next(part) for part in ids.flatten().split(list(documents))])
+    labels = labels.view(batch_size, length)
     return {"input_ids": ids, "labels": labels, "position_ids": positions}
+
+
+def _next(document: torch.Tensor) -> torch.Tensor:
+    return torch.cat([document[1:], document.new_tensor([IGNORE])])
 
 
 def _varlen(documents: tuple[int, ...]) -> dict[str, Any]:

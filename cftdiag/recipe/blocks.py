@@ -70,6 +70,12 @@ def find_blocks(model: torch.nn.Module, globs: Sequence[str] | None = None) -> B
     return [(strip_wrappers(fqn), block) for blocks in found.values() for fqn, block in blocks]
 
 
+def set_module(model: torch.nn.Module, name: str, module: torch.nn.Module) -> None:
+    """Replace the submodule called ``name``."""
+    parent, _, child = name.rpartition(".")
+    setattr(model.get_submodule(parent), child, module)
+
+
 def _matching(names: Mapping[str, torch.nn.Module], globs: Sequence[str]) -> Blocks:
     patterns = {glob: re.compile(fnmatch.translate(glob).replace(".*", r"[^.]*")) for glob in globs}
     for glob, pattern in patterns.items():

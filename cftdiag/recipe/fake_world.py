@@ -7,16 +7,18 @@ from typing import Any
 import torch.distributed as dist
 
 
-def fake_mesh(world_size: int) -> Any:
-    """One-dimensional CPU device mesh of ``world_size`` ranks, of which this process is rank 0.
+def fake_mesh(world_size: int, replicas: int = 1) -> Any:
+    """CPU device mesh of ``world_size`` ranks (see `cftdiag.recipe.fsdp.make_mesh`), of which this process is
+    rank 0.
 
     The fake process group is started once a process; asking for another size afterwards raises
     ``RuntimeError``, and so does a torch built without distributed.
     """
     if not dist.is_available():
         raise RuntimeError("this torch is built without torch.distributed; check with --world-size 1")
-    from torch.distributed.device_mesh import init_device_mesh
     from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    from cftdiag.recipe.fsdp import make_mesh
 
     if not dist.is_initialized():
         dist.init_process_group("fake", rank=0, world_size=world_size, store=FakeStore())
@@ -24,4 +26,4 @@ def fake_mesh(world_size: int) -> Any:
         raise RuntimeError(
             f"a {dist.get_backend()} process group of {dist.get_world_size()} ranks exists already; check in a fresh process"
         )
-    return init_device_mesh("cpu", (world_size,))
+    return make_mesh("cpu", world_size, replicas)

@@ -13,10 +13,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
+from cftdiag.options import ATTENTIONS
+
 #: Largest head dimension of flash-attention 2 and 3 kernels.
 FLASH_MAX_HEAD_DIM = 256
-#: The attention implementations that can be checked.
-ATTENTION = ("sdpa", "eager", "flex_attention", "flash_attention_2", "flash_attention_3")
 
 
 def one_line(error: BaseException) -> str:
@@ -124,7 +124,7 @@ def _head_dim(config: PretrainedConfig) -> int:
 
 
 def supported_attention(config: PretrainedConfig) -> tuple[str, ...]:
-    """The entries of `ATTENTION` that the architecture supports; flash kernels also limit the head dimension."""
+    """The entries of `ATTENTIONS` that the architecture supports; flash kernels also limit the head dimension."""
     cls = causal_lm_class(config)
     flash = cls._supports_flash_attn and _largest_head(config) <= FLASH_MAX_HEAD_DIM
     flags = {
@@ -134,7 +134,7 @@ def supported_attention(config: PretrainedConfig) -> tuple[str, ...]:
         "flash_attention_2": flash,
         "flash_attention_3": flash,
     }
-    return tuple(name for name in ATTENTION if flags[name])
+    return tuple(name for name in ATTENTIONS if flags[name])
 
 
 def meta_model(config: PretrainedConfig) -> torch.nn.Module:

@@ -11,9 +11,9 @@ import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from cftdiag.fastforward import SkipMode, mark_weights
+from cftdiag.options import ATTENTIONS
 from cftdiag.recipe.layers import cut
 from cftdiag.recipe.model_config import (
-    ATTENTION,
     brings_code,
     causal_lm_class,
     load_config,
@@ -89,7 +89,7 @@ def _install_stand_ins(attn: str) -> None:
 def _check_attention(config: PretrainedConfig, attn: str, dtype: torch.dtype) -> None:
     supported = supported_attention(config)
     if attn not in supported:
-        known = "" if attn in ATTENTION else "unknown "
+        known = "" if attn in ATTENTIONS else "unknown "
         raise ValueError(
             f"{known}attention {attn!r} is not supported by {causal_lm_class(config).__name__}; it supports {', '.join(supported)}"
         )

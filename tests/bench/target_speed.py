@@ -35,7 +35,7 @@ def main() -> None:
     torch.set_num_threads(1)
     from cftdiag import catalogue, target
     from cftdiag.fastforward import STATS, SkipMode
-    from cftdiag.recipe import build_model, find_blocks, load_config, make_batches, wrap_blocks
+    from cftdiag.recipe import apply_recipe, build_model, find_blocks, load_config, make_batches
 
     settings = {name: value == "True" for name, value in (text.split("=") for text in a.inductor)}
     entry = catalogue.find(a.model)
@@ -47,7 +47,7 @@ def main() -> None:
     backend = target.backend(a.target, inductor_config=settings)
     print(f"imports and model {time.monotonic() - started:.1f} s", flush=True)
     with SkipMode():
-        program = wrap_blocks(
+        program = apply_recipe(
             model,
             find_blocks(model),
             compile=lambda m, name: m.compile(backend=backend, dynamic=True, fullgraph=True),

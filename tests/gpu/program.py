@@ -15,7 +15,7 @@ import torch
 
 from cftdiag import catalogue
 from cftdiag.fastforward import SkipMode
-from cftdiag.recipe import build_model, find_blocks, load_config, make_batches, wrap_blocks
+from cftdiag.recipe import apply_recipe, build_model, find_blocks, load_config, make_batches
 
 MODEL, LAYERS = "Qwen3-4B", 2
 LENGTHS, ROWS = (520, 640, 777, 1024), 2
@@ -37,7 +37,7 @@ def main(mode: str) -> None:
 
         backend, skip = target.backend(mode), SkipMode
     with skip():
-        program = wrap_blocks(
+        program = apply_recipe(
             model,
             find_blocks(model),
             compile=lambda m, name: m.compile(backend=backend, dynamic=True, fullgraph=True),

@@ -111,10 +111,10 @@ def test_attention_trains_as_sdpa_with_a_mask(
 def test_the_first_document_has_no_influence_on_the_second(fresh_dynamo: None, tiny: Path, attn: str) -> None:
     from array import array
 
+    from cftdiag.recipe.packing import Row
     from trainer.batch import collate, to_device
     from trainer.config import TrainConfig
     from trainer.distributed import process_group
-    from trainer.packing import Row
     from trainer.program import build
     from trainer.records import IGNORE, Tokens
 
@@ -201,7 +201,7 @@ def test_an_exported_osft_model_gives_the_trained_loss(
 
 
 def test_chunks_bound_the_memory_of_the_loss() -> None:
-    from trainer.loss import chunked_loss, cross_entropy_sum
+    from cftdiag.recipe.loss import chunked_loss, cross_entropy_sum
 
     hidden = torch.randn(1, 8192, 256, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     labels = torch.randint(0, 65536, (1, 8192), device="cuda")

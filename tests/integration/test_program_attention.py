@@ -11,12 +11,12 @@ import torch.nn.functional as F
 from cftdiag.fastforward import STATS, Graph, SkipMode, fast_forward, reset, trace_only
 from cftdiag.recipe import (
     DepthNotReached,
+    apply_recipe,
     build_model,
     find_blocks,
     flash_standins,
     flex_on_cpu,
     make_batches,
-    wrap_blocks,
 )
 from cftdiag.recipe.flash_kernels import flash_attention, flash_attention_varlen
 
@@ -54,7 +54,7 @@ def targets(monkeypatch):
 def run(config, attn, *, backend=fast_forward, fullgraph=True, lengths=(150, 170, 301), **batches):
     model = build_model(config, attn=attn)
     with SkipMode():
-        program = wrap_blocks(
+        program = apply_recipe(
             model,
             find_blocks(model),
             compile=lambda m, name: m.compile(backend=backend, dynamic=True, fullgraph=fullgraph),

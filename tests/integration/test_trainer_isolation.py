@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from cftdiag.recipe.packing import Row, Sample
 from trainer.batch import collate
 from trainer.config import TrainConfig
 from trainer.distributed import process_group
-from trainer.packing import Row, Sample
 from trainer.program import Program, build
 from trainer.records import IGNORE, Tokens
 

@@ -13,7 +13,17 @@ from typing import Any
 import torch
 
 from cftdiag.fastforward import SkipMode
-from cftdiag.recipe import build_model, find_blocks, load_config, make_batches, wrap_blocks
+from cftdiag.recipe import (
+    Program,
+    TrainRecipe,
+    apply_recipe,
+    build_model,
+    fake_mesh,
+    find_blocks,
+    load_config,
+    make_batches,
+)
+from cftdiag.recipe.fsdp import make_mesh
 from tests.truth.scenarios import SCENARIOS, Scenario
 
 
@@ -50,34 +60,15 @@ def main(mode: str, name: str) -> None:
         torch.distributed.destroy_process_group()
 
 
-def _wrap(model: torch.nn.Module, scenario: Scenario, backend: Any, real: bool) -> Any:
-    def compile_one(target: Any, name: str) -> Any:
-        options = {"backend": backend, "dynamic": scenario.dynamic, "fullgraph": True}
-        if not isinstance(target, torch.nn.Module):
-            return torch.compile(target, **options)
-        target.compile(**options)
-        return target
-
-    blocks = find_blocks(model)
-    if not (real and scenario.world_size > 1):
-        return wrap_blocks(
-            model,
-            blocks,
-            ac=scenario.ac,
-            world_size=scenario.world_size,
-            compile=compile_one,
-            scope=scenario.scope,
-        )
-    # `wrap_blocks` shards over the fake group only; the same order here, on the group that exists
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
-    program = wrap_blocks(model, blocks, ac=scenario.ac, compile=compile_one, scope=scenario.scope)
-    mesh = init_device_mesh("cpu", (scenario.world_size,))
-    for _, block in program.blocks:
-        fully_shard(block, mesh=mesh)
-    fully_shard(model, mesh=mesh)
-    return program
+def _wrap(model: torch.nn.Module, scenario: Scenario, backend: Any, real: bool) -> Program:
+    world, recipe = scenario.world_size, TrainRecipe(scope=scenario.scope, ac=scenario.ac)
+    mesh = None
+    if world > 1:
+        mesh = make_mesh("cpu", world) if real else fake_mesh(world)
+    options = {"backend": backend, "dynamic": scenario.dynamic, "fullgraph": True}
+    return apply_recipe(
+        model, find_blocks(model), recipe, compile=lambda region, _: region.compile(**options), mesh=mesh
+    )
 
 
 if __name__ == "__main__":

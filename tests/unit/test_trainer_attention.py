@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from trainer import demo
-from trainer.attention import require_device
 from trainer.cli import main
+from trainer.model import require_device
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from cftdiag.plan import config_sha
-from trainer.compile import compile_settings
+from cftdiag.recipe.compile import compile_settings
 from trainer.config import TrainConfig
 from trainer.plan import check_fingerprint, read_plan
 

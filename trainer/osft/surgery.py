@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-from trainer.model import set_module
+from cftdiag.recipe.blocks import set_module
 from trainer.osft.linear import OSFTLinear, compose, decompose
 from trainer.osft.ranks import high_rank
 from trainer.targets import find_targets, is_conv1d

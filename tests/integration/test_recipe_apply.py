@@ -12,7 +12,8 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import Checkpoi
 from torch.distributed.tensor import DTensor
 
 from cftdiag.fastforward import STATS, Graph, SkipMode, fast_forward, reset
-from cftdiag.recipe import SCOPES, build_model, causal_lm_loss, find_blocks, make_batches, wrap_blocks
+from cftdiag.options import SCOPES
+from cftdiag.recipe import TrainRecipe, apply_recipe, build_model, fake_mesh, find_blocks, make_batches
 
 TINY = {
     "model_type": "qwen3", "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -60,7 +61,7 @@ class Graphs:
 
 def graphs_of(ac):
     model, graphs = build_model(TINY, weights=True, dtype="float32", layers=1), Graphs()
-    program = wrap_blocks(model, find_blocks(model), ac=ac, compile=graphs)
+    program = apply_recipe(model, find_blocks(model), TrainRecipe(ac=ac), compile=graphs)
     (batch,) = make_batches(model.config, lengths=(20,), model=model)
     loss = program.step(batch.kwargs)
     gradients = [p.grad.clone() for p in model.parameters()]
@@ -99,34 +100,52 @@ def test_the_recompute_region_is_in_the_joint_graph():
 @pytest.mark.parametrize("scope", SCOPES)
 def test_every_scope_compiles_what_it_says_and_has_the_same_loss(scope):
     model, names = build_model(TINY, weights=True, dtype="float32"), []
-
-    def compile(target, name):
-        names.append(name)
-        if isinstance(target, torch.nn.Module):
-            return target.compile(backend="eager")
-        return torch.compile(target, backend="eager")
-
-    program = wrap_blocks(model, find_blocks(model), compile=compile, scope=scope)
     (batch,) = make_batches(model.config, lengths=(9,), model=model)
+    logits = model(**{k: v for k, v in batch.kwargs.items() if k != "labels"}).logits
+    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch.kwargs["labels"].flatten())
+
+    def compile(module, name):
+        names.append(name)
+        module.compile(backend="eager", fullgraph=True)
+
+    program = apply_recipe(
+        model, find_blocks(model), TrainRecipe(scope=scope, loss_chunks=2), compile=compile
+    )
     loss = program.step(batch.kwargs)
     blocks = ["model.layers.0", "model.layers.1"]
     assert names == {
-        "none": [], "block": blocks, "loss": ["<loss>"], "block+loss": [*blocks, "<loss>"], "model": ["<root>"], "model+loss": ["<step>"]
+        "none": [], "block": blocks, "loss": ["cross_entropy"], "block+loss": [*blocks, "cross_entropy"], "model": ["model"], "model+loss": ["step"]
     }[scope]  # fmt: skip
+    assert names == [name for name, _ in program.regions]
     assert (dynamo.utils.counters["stats"]["unique_graphs"] > 0) == (scope != "none")
-    torch.testing.assert_close(loss, model(**batch.kwargs).loss.detach())
+    torch.testing.assert_close(loss, expected.detach())
     assert all(p.grad is not None for p in model.parameters())
     program.zero_grad()
     assert all(p.grad is None for p in model.parameters())
 
 
-def test_loss_ignores_and_shifts():
-    logits, labels = torch.randn(2, 5, 7), torch.tensor([[0, 1, -100, 3, 4], [6, -100, -100, -100, -100]])
-    kept = [(logits[0, 0], 1), (logits[0, 2], 3), (logits[0, 3], 4)]
-    expected = torch.stack(
-        [torch.nn.functional.cross_entropy(row, torch.tensor(target)) for row, target in kept]
-    ).mean()
-    torch.testing.assert_close(causal_lm_loss(logits, labels), expected)
+def test_a_model_without_a_separate_head_keeps_its_own_loss_and_is_compiled_whole():
+    class Tiny(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = torch.nn.ModuleList([torch.nn.Linear(4, 4)])
+
+        def forward(self, x):
+            return self.layers[0](x)
+
+    names = []
+    model = Tiny()
+    program = apply_recipe(
+        model,
+        find_blocks(model),
+        TrainRecipe(scope="model", loss_chunks=None),
+        compile=lambda m, name: names.append(name),
+    )
+    assert names == ["<root>"] and program.step({"x": torch.ones(2, 4)}).shape == ()
+    with pytest.raises(ValueError, match="the loss is inside of Tiny's own forward"):
+        apply_recipe(model, find_blocks(model), TrainRecipe(scope="block+loss", loss_chunks=None))
+    with pytest.raises(ValueError, match="Tiny has no body and lm_head"):
+        apply_recipe(model, find_blocks(model), TrainRecipe())
 
 
 @pytest.mark.parametrize("ac", ["none", "full"])
@@ -145,12 +164,12 @@ def test_world_of_eight_is_sharded_and_its_hooks_run(ac, no_process_group, monke
     monkeypatch.setattr(Graph, "__init__", keep)
     model = build_model(TINY)
     with SkipMode():
-        program = wrap_blocks(
+        program = apply_recipe(
             model,
             find_blocks(model),
-            ac=ac,
-            world_size=8,
+            TrainRecipe(ac=ac),
             compile=lambda m, name: m.compile(backend=fast_forward, fullgraph=True, dynamic=True),
+            mesh=fake_mesh(8),
         )
         assert all(isinstance(p, DTensor) and p.device_mesh.size() == 8 for p in model.parameters())
         up = dict(model.named_parameters())[next(n for n, _ in model.named_parameters() if "up_proj" in n)]
@@ -166,21 +185,34 @@ def test_world_of_eight_is_sharded_and_its_hooks_run(ac, no_process_group, monke
     )  # FSDP's hook had gathered the parameters before the block was traced
 
 
-def test_another_world_in_the_same_process_is_refused(no_process_group):
-    model = build_model(TINY, layers=1)
+@pytest.mark.parametrize("scope", ["model", "model+loss"])
+def test_a_region_over_all_blocks_is_one_graph_in_a_sharded_world(scope, no_process_group):
+    model = build_model(TINY)
     with SkipMode():
-        wrap_blocks(model, find_blocks(model), world_size=2)
-        with pytest.raises(RuntimeError, match="a fake process group of 2 ranks exists already"):
-            wrap_blocks(build_model(TINY, layers=1), [], world_size=4)
+        program = apply_recipe(
+            model,
+            find_blocks(model),
+            TrainRecipe(scope=scope, ac="full"),
+            compile=lambda m, name: m.compile(backend=fast_forward, fullgraph=True, dynamic=True),
+            mesh=fake_mesh(8),
+        )
+        for batch in make_batches(model.config, lengths=(20, 33), model=model):
+            program.step(batch.kwargs)
+            program.zero_grad()
+    assert STATS["fwd"] == STATS["bwd"] == 1
+
+
+def test_another_world_in_the_same_process_is_refused(no_process_group):
+    fake_mesh(2)
+    with pytest.raises(RuntimeError, match="a fake process group of 2 ranks exists already"):
+        fake_mesh(4)
 
 
 def test_refusals():
-    model = build_model(TINY, layers=1)
     with pytest.raises(ValueError, match="ac 'some' is not one of none, full, selective"):
-        wrap_blocks(model, [], ac="some")
+        TrainRecipe(ac="some")
     with pytest.raises(ValueError, match="compile scope 'layer' is not one of"):
-        wrap_blocks(model, [], scope="layer")
+        TrainRecipe(scope="layer")
+    model = build_model(TINY, layers=1)
     with pytest.raises(ValueError, match="needs labels"):
-        wrap_blocks(model, [], scope="loss", compile=lambda target, name: target).step(
-            {"input_ids": torch.ones(1, 2, dtype=torch.int64)}
-        )
+        apply_recipe(model, []).step({"input_ids": torch.ones(1, 2, dtype=torch.int64)})

@@ -16,26 +16,6 @@ def needs_boundaries(attn: str) -> bool:
     return attn == "varlen" or attn.startswith("flash")
 
 
-def require_device(attn: str, device: str) -> None:
-    """Raise ``ValueError`` when ``attn`` cannot train on ``device`` (``cpu`` or ``cuda``) of this machine."""
-    from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
-
-    if device == "cpu" and attn == "flex_attention":
-        raise ValueError(
-            "attention flex_attention has no backward on a CPU in torch; give --attn sdpa, or train on CUDA"
-        )
-    if device == "cpu" and needs_boundaries(attn):
-        raise ValueError(f"attention {attn} has CUDA kernels only; give --attn sdpa, or train on CUDA")
-    installed = {
-        "flash_attention_2": is_flash_attn_2_available,
-        "flash_attention_3": is_flash_attn_3_available,
-    }
-    if attn in installed and not installed[attn]():
-        raise ValueError(
-            f"attention {attn} needs a package that is not installed for this torch; give --attn varlen or sdpa"
-        )
-
-
 def register_varlen() -> None:
     """Make ``attn_implementation="varlen"`` known. Raises ``ValueError`` where this torch has no
     ``torch.nn.attention.varlen``.

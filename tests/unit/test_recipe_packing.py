@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.packing import Sample, Shape, epoch_steps, pack, steps
+from cftdiag.recipe.packing import Sample, Shape, epoch_steps, pack, steps
 
 
 def _samples(lengths: list[int]) -> list[Sample]:
@@ -92,5 +92,6 @@ def test_all_labels_masked_is_an_error() -> None:
 
 def test_packing_and_configuration_need_no_torch(run_python) -> None:
     run_python(
-        "import sys, trainer, trainer.packing, trainer.records, trainer.data, trainer.cli; assert 'torch' not in sys.modules"
+        "import sys, trainer, cftdiag.recipe.packing, cftdiag.recipe.train_recipe, trainer.records, trainer.data, trainer.cli; "
+        "assert 'torch' not in sys.modules"
     )

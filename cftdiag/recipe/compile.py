@@ -9,72 +9,39 @@ from typing import Any
 import torch
 from torch import nn
 
-#: The regions of each scope. A region is compiled with fullgraph=True: it is one graph, or an error.
-REGIONS: dict[str, tuple[str, ...]] = {
-    "none": (),
-    "block": ("block",),
-    "loss": ("loss",),
-    "block+loss": ("block", "loss"),
-    "model": ("model",),
-    "model+loss": ("model+loss",),
-}
-
-
-#: ``--dynamic`` as torch.compile takes it.
-DYNAMIC: dict[str, bool | None] = {"auto": None, "true": True, "false": False}
+from cftdiag.options import DYNAMIC
+from cftdiag.recipe.loss import CrossEntropySum
+from cftdiag.recipe.train_recipe import TrainRecipe
 
 
 class Compiler:
-    """Compiles the regions of one scope and counts the graphs that each region's backend was given."""
+    """Compiles regions in place and counts the graphs that the backend was given for each kind of region."""
 
-    def __init__(self, scope: str, backend: Callable[..., Any], *, dynamic: str = "true") -> None:
+    def __init__(self, recipe: TrainRecipe, backend: Callable[..., Any], *, dynamic: str = "true") -> None:
         """``backend`` is a callable of ``(graph module, example inputs)``; ``dynamic`` is ``auto``, ``true``
         or ``false``.
         """
-        self._regions = REGIONS[scope]
-        self._backend = backend
         self._dynamic = DYNAMIC[dynamic]
-        self._counted = {region: _Counted(backend) for region in self._regions}
-        self.around: Callable[[str], contextlib.AbstractContextManager[Any]] | None = None
-        """Entered with the region's name around each call of a compiled function: for a profiler."""
+        self._counted = {region: _Counted(backend) for region in recipe.regions}
 
     @property
     def graphs(self) -> dict[str, int]:
-        """Graphs compiled so far, by region."""
+        """Graphs compiled so far, by kind of region (``block``, ``loss``, ``model``, ``model+loss``)."""
         return {region: counted.graphs for region, counted in self._counted.items()}
 
-    @property
-    def whole_model(self) -> bool:
-        """True when one region spans all blocks: sharding must then not put its hooks between them."""
-        return any(region.startswith("model") for region in self._regions)
+    def __call__(self, module: nn.Module, name: str) -> None:
+        """Compile a region of :func:`cftdiag.recipe.apply_recipe`: state-dict names stay, and hooks that FSDP2
+        adds later stay outside of the graph.
+        """
+        # A scope has one kind of region beside the loss.
+        loss = isinstance(module, CrossEntropySum)
+        module.compile(**self.kwargs("loss" if loss else next(k for k in self._counted if k != "loss")))
 
     def kwargs(self, region: str) -> dict[str, Any]:
-        """The arguments of torch.compile for a region; all blocks share one backend object, without which
-        they would not share graphs.
+        """The arguments of torch.compile for a kind of region; all blocks share one backend object, without
+        which they would not share graphs.
         """
         return {"backend": self._counted[region], "fullgraph": True, "dynamic": self._dynamic}
-
-    def blocks(self, blocks: Mapping[str, nn.Module]) -> None:
-        """Compile each block in place: state-dict names stay, and hooks that FSDP2 adds later stay outside of
-        the graph.
-        """
-        if "block" in self._regions:
-            for block in blocks.values():
-                block.compile(**self.kwargs("block"))
-
-    def function(self, region: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """``function`` compiled, or as it is when the scope does not contain the region."""
-        if region not in self._regions:
-            return function
-        compiled = torch.compile(function, **self.kwargs(region))
-
-        def called(*args: Any, **kwargs: Any) -> Any:
-            if self.around is None:
-                return compiled(*args, **kwargs)
-            with self.around(region):
-                return compiled(*args, **kwargs)
-
-        return called
 
     def verify(self) -> None:
         """After a step: raise ``ValueError`` when a region that was asked for has no graph, because it then

@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trainer.loss import chunked_loss, cross_entropy_sum, head_of, verify_head
+from cftdiag.recipe.loss import chunked_loss, cross_entropy_sum, head_of, install_loss, verify_head
+from cftdiag.recipe.train_recipe import TrainRecipe
 
 IGNORE = -100
 
@@ -129,9 +130,6 @@ def test_a_model_that_does_more_to_its_logits_is_refused() -> None:
 
 
 def test_the_routers_loss_survives_the_division_by_tokens() -> None:
-    from trainer.compile import Compiler
-    from trainer.forward import install_loss_forward
-
     model = _tiny(
         "mixtral",
         num_local_experts=4,
@@ -145,6 +143,6 @@ def test_the_routers_loss_survives_the_division_by_tokens() -> None:
     with torch.no_grad():
         plain = model(ids)
         expected = F.cross_entropy(plain.logits[0], labels[0], ignore_index=IGNORE) + 0.5 * plain.aux_loss
-        install_loss_forward(model, Compiler("none", lambda *_: None), chunks=2)
+        install_loss(model, TrainRecipe(scope="none", loss_chunks=2))
         total = model(input_ids=ids, labels=labels, position_ids=torch.arange(12)[None])
     assert total.item() / 11 == pytest.approx(expected.item(), rel=1e-5)

@@ -1,4 +1,6 @@
-"""The loss: summed cross entropy, lm_head and all, on one chunk of the row at a time."""
+"""The loss: summed cross entropy, lm_head and all, on one chunk of the row at a time; and the forward that ends
+in it.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,85 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from trainer.records import IGNORE
+from cftdiag.recipe.blocks import Blocks
+from cftdiag.recipe.packing import IGNORE
+from cftdiag.recipe.train_recipe import DEFAULT_LOSS_CHUNKS, TrainRecipe
 
 CrossEntropy = Callable[[Tensor, Tensor], Tensor]
+#: Names that the regions of a loss have among the model's modules.
+CROSS_ENTROPY, STEP = "cross_entropy", "step"
+
+
+def has_own_head(model: nn.Module) -> bool:
+    """True for a model of transformers whose body and lm_head can be called one after the other."""
+    body = getattr(model, "base_model", model)
+    head = getattr(model, "get_output_embeddings", lambda: None)()
+    return body is not model and isinstance(head, nn.Module)
+
+
+def install_loss(model: nn.Module, recipe: TrainRecipe) -> Blocks:
+    """Give ``model`` a forward of ``(labels, input_ids, position_ids, ...)`` that returns the summed loss of
+    labels that were shifted in the data; returns the regions (by name) that the scope compiles beside blocks.
+
+    It is the *module's* forward, so that FSDP2's hooks on the root (which holds embedding, norm and lm_head)
+    surround the loss as well. The regions are submodules, to be compiled in place by the caller. Raises
+    ``ValueError`` for a model whose body cannot be told from its head.
+    """
+    if not has_own_head(model):
+        raise ValueError(f"{type(model).__name__} has no body and lm_head that can be called one by one")
+    body, head, router_loss = model.base_model, head_of(model), router_loss_of(model)
+    chunks = recipe.loss_chunks or DEFAULT_LOSS_CHUNKS
+    regions: Blocks = []
+    cross_entropy: CrossEntropy = cross_entropy_sum
+    if "loss" in recipe.regions:
+        cross_entropy = CrossEntropySum()
+        model.add_module(CROSS_ENTROPY, cross_entropy)
+        regions.append((CROSS_ENTROPY, cross_entropy))
+    if "model" in recipe.regions:
+        regions.append((model.base_model_prefix, body))
+    more = {"output_router_logits": True} if router_loss else {}
+
+    def loss(labels: Tensor, batch: dict[str, Any]) -> Tensor:
+        out = body(**batch, use_cache=False, **more)
+        total = chunked_loss(out.last_hidden_state, labels, head, cross_entropy, chunks)
+        if router_loss is None:
+            return total
+        # The router's loss is a mean: times this row's loss tokens it survives the division by the global
+        # batch's.
+        return total + router_loss(out.router_logits) * (labels != IGNORE).sum()
+
+    if "model+loss" in recipe.regions:
+        step = LossStep(loss)
+        model.add_module(STEP, step)
+        regions.append((STEP, step))
+        loss = step
+    model.forward = _as_forward(loss)
+    return regions
+
+
+class CrossEntropySum(nn.Module):
+    """:func:`cross_entropy_sum` as a module, so that it can be compiled in place and has a name."""
+
+    def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
+        return cross_entropy_sum(logits, labels)
+
+
+class LossStep(nn.Module):
+    """Body, head and loss as one region. It holds none of them as a submodule: it is one of the model's."""
+
+    def __init__(self, loss: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self._loss = loss
+
+    def forward(self, *args: Any) -> Tensor:
+        return self._loss(*args)
+
+
+def _as_forward(loss: Callable[[Tensor, dict[str, Any]], Tensor]) -> Callable[..., Tensor]:
+    def forward(labels: Tensor, **batch: Any) -> Tensor:
+        return loss(labels, batch)
+
+    return forward
 
 
 def cross_entropy_sum(logits: Tensor, labels: Tensor) -> Tensor:
@@ -32,7 +110,7 @@ def chunked_loss(
     """``cross_entropy(head(hidden), labels)`` with the logits of one chunk alive at a time, in forward and in
     backward.
 
-    ``hidden`` is 1 x S x H, ``labels`` 1 x S. Each chunk's logits are dropped after forward and computed
+    ``hidden`` is B x S x H, ``labels`` B x S. Each chunk's logits are dropped after forward and computed
     again in backward: one more lm_head forward for ``1 / chunks`` of the memory.
     """
     if chunks == 1:
@@ -69,7 +147,7 @@ def head_of(model: nn.Module) -> Callable[[Tensor], Tensor]:
     :func:`verify_head` holds it against the model's own forward.
     """
     lm_head = model.get_output_embeddings()
-    config = model.config
+    config = text_config(model.config)
     # One of these at most is not 1: Granite divides by logits_scaling, Cohere multiplies by logit_scale.
     factor = (getattr(model, "logit_scale", None) or 1.0) / (getattr(config, "logits_scaling", None) or 1.0)
     limit = getattr(config, "final_logit_softcapping", None)
@@ -87,6 +165,11 @@ def head_of(model: nn.Module) -> Callable[[Tensor], Tensor]:
         return logits
 
     return head
+
+
+def text_config(config: Any) -> Any:
+    """The part of a config that describes the language model; a multimodal one keeps it inside."""
+    return config.get_text_config() if hasattr(config, "get_text_config") else config
 
 
 def verify_head(model: nn.Module) -> None:

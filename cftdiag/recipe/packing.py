@@ -10,7 +10,11 @@ from __future__ import annotations
 import dataclasses
 import heapq
 import random
+from array import array
 from collections.abc import Iterator, Sequence
+
+#: Label of a position that is not learnt.
+IGNORE = -100
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,11 +109,13 @@ def _place(order: Sequence[int], lengths: Sequence[int], count: int, capacity: i
     return rows
 
 
-def epoch_order(count: int, *, seed: int, epoch: int, shuffle: bool = True) -> list[int]:
-    """Order of the samples in an epoch: depends on the seed and the epoch only, never on the world size."""
-    order = list(range(count))
+def epoch_order(count: int, *, seed: int, epoch: int, shuffle: bool = True) -> array[int]:
+    """Order of the samples in an epoch, 4 bytes each: depends on the seed and the epoch only, never on the
+    world size.
+    """
+    order = array("i", range(count))
     if shuffle:
-        random.Random(f"{seed}/{epoch}").shuffle(order)
+        random.Random(f"{seed}/{epoch}").shuffle(order)  # type: ignore[arg-type]  # any mutable sequence will do
     return order
 
 

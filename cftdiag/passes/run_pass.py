@@ -57,9 +57,9 @@ from cftdiag.recipe import (
     apply_recipe,
     block_groups,
     fake_mesh,
-    stacks,
     strip_wrappers,
 )
+from cftdiag.recipe.stacks import stacks
 from cftdiag.subject import Subject
 
 SEED = 0

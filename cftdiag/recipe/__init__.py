@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from cftdiag.recipe.fake_world import fake_mesh
     from cftdiag.recipe.layers import auto_layers, select_layers, truncate
     from cftdiag.recipe.model_config import count_parameters, load_config, supported_attention
-    from cftdiag.recipe.stacks import stacks
     from cftdiag.recipe.train_recipe import TrainRecipe
     from cftdiag.recipe.weightless_model import build_model
 
@@ -31,7 +30,6 @@ _EXPORTS = {
     "layers": ("auto_layers", "select_layers", "truncate"),
     "model_config": ("count_parameters", "load_config", "supported_attention"),
     "train_recipe": ("TrainRecipe",),
-    "stacks": ("stacks",),
     "weightless_model": ("build_model",),
 }
 _MODULE_OF = {name: module for module, names in _EXPORTS.items() for name in names}
@@ -54,7 +52,6 @@ __all__ = [
     "make_batches",
     "max_positions",
     "select_layers",
-    "stacks",
     "strip_wrappers",
     "supported_attention",
     "truncate",

@@ -11,11 +11,11 @@ from cftdiag.recipe import (
     find_blocks,
     load_config,
     select_layers,
-    stacks,
     strip_wrappers,
     truncate,
 )
 from cftdiag.recipe.layers import auto_selection
+from cftdiag.recipe.stacks import stacks
 
 SMALL = {
     "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 100,

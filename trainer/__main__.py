@@ -1,7 +1,5 @@
 """``python -m trainer`` and ``torchrun -m trainer``."""
 
-import sys
-
 from trainer.cli import main
 
-sys.exit(main())
+main()

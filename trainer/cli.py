@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import os
 import sys
@@ -10,100 +9,150 @@ import time
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+import click
+from click.core import ParameterSource
+from click.shell_completion import CompletionItem
+
+from cftdiag.cli.invoke import Interrupted, invoke, tell
+from cftdiag.cli.options import debug_option
 from trainer.config import EXIT_INTERRUPTED, TrainConfig, read_yaml
 
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        _fail(message)
+#: The installed script, beside ``python -m trainer`` and ``torchrun -m trainer``.
+SCRIPT = "cftdiag-train"
 
 
-def parse(arguments: Sequence[str]) -> tuple[TrainConfig, bool]:
-    """The configuration (flags win over the YAML file of ``--config``), and whether mistakes are shown with
-    their traceback.
+class Listed(click.ParamType):
+    """``A,B`` as a tuple of texts or whole numbers; the option may be repeated."""
 
-    Raises ``ValueError``; exits for ``--help`` and for malformed flags.
-    """
-    parser = _Parser(
-        prog="python -m trainer",
-        description="Fine-tune a causal language model; run by torchrun, on one rank without it.",
-    )
-    parser.add_argument("--config", metavar="FILE", help="YAML with the names of these flags")
-    parser.add_argument("--debug", action="store_true", help="show the traceback of a mistake")
-    for field in dataclasses.fields(TrainConfig):
-        _add(parser, field)
-    given = vars(parser.parse_args(arguments))
-    path, debug = given.pop("config", None), given.pop("debug")
-    return TrainConfig.from_mapping({**(read_yaml(path) if path else {}), **given}), debug
+    name = "A,B"
+
+    def __init__(self, inner: type[int] | type[str]) -> None:
+        self._inner = inner
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[Any, ...]:
+        if isinstance(value, tuple):
+            return value
+        try:
+            return tuple(self._inner(part) for part in str(value).split(",") if part)
+        except ValueError:
+            self.fail(f"{value!r} is not a list of integers such as 512,1024", param, ctx)
 
 
-def _add(parser: argparse.ArgumentParser, field: dataclasses.Field[Any]) -> None:
+class Suggested(click.ParamType):
+    """Text of which the shell completes some values. The configuration decides: it also knows short names."""
+
+    name = "TEXT"
+
+    def __init__(self, choices: Sequence[str]) -> None:
+        self._choices = choices
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        return [CompletionItem(choice) for choice in self._choices if choice.startswith(incomplete)]
+
+
+def _option(field: dataclasses.Field[Any]) -> click.Option:
     flag = "--" + field.name.replace("_", "-")
+    # What is not given is not set here, so that a configuration file can say it.
     default = f" (default: {field.default})" if field.default not in (None, (), False, True) else ""
-    options: dict[str, Any] = {
-        "dest": field.name,
-        "default": argparse.SUPPRESS,
-        "help": (field.metadata["help"] + default).replace("%", "%%"),
-    }
-    kind = str(field.type)
+    text = field.metadata["help"] + default
+    kind = str(field.type).removesuffix(" | None")
     if kind == "bool":
-        parser.add_argument(flag, action=argparse.BooleanOptionalAction, **options)
-    elif kind.startswith("tuple"):
-        parser.add_argument(
-            flag, metavar="A,B", action="extend", type=_integers if "int" in kind else _texts, **options
-        )
-    else:
-        types: dict[str, Any] = {"int": int, "float": float, "str": str}
-        choices = field.metadata["choices"]
-        # Choices are checked by the configuration, which also knows the short names of dtypes.
-        metavar = "|".join(choices) if choices else None
-        parser.add_argument(flag, type=types[kind.removesuffix(" | None")], metavar=metavar, **options)
+        return click.Option([f"{flag}/--no-{flag[2:]}"], default=None, help=text)
+    if kind.startswith("tuple"):
+        return click.Option([flag], type=Listed(int if "int" in kind else str), multiple=True, help=text)
+    if choices := field.metadata["choices"]:
+        return click.Option([flag], type=Suggested(choices), metavar="|".join(choices), help=text)
+    if kind == "str" and field.name.endswith(("path", "_dir", "_plan", "_cache")):
+        return click.Option([flag], type=click.Path(), help=text)
+    return click.Option([flag], type={"int": int, "float": float, "str": str}[kind], help=text)
 
 
-def _texts(text: str) -> tuple[str, ...]:
-    return tuple(part for part in text.split(",") if part)
+def command() -> click.Command:
+    """The command: an option for each field, ``--config`` and ``--debug``."""
+    made = click.Command(
+        "trainer",
+        callback=_train,
+        params=[
+            click.Option(["--config"], type=click.Path(), metavar="FILE", help="YAML with the names of these flags"),
+            *(_option(field) for field in dataclasses.fields(TrainConfig)),
+        ],
+        help="Fine-tune a causal language model; run by torchrun, on one rank without it.",
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
+    )  # fmt: skip
+    return debug_option(made)
 
 
-def _integers(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(map(int, _texts(text)))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of integers such as 512,1024") from None
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run; the exit code is 0, 2 for a user's mistake, 85 after a signal and its checkpoint, or 130 after
-    Ctrl-C.
+def parse(arguments: Sequence[str]) -> TrainConfig:
+    """The configuration; flags win over the YAML file of ``--config``. Raises ``ValueError`` for values that
+    contradict each other, ``click.UsageError`` for malformed flags.
     """
-    debug = False
+    return configuration(command().make_context("trainer", list(arguments)))
+
+
+def configuration(context: click.Context) -> TrainConfig:
+    """What a parsed command line says."""
+    given = {
+        name: value
+        for name, value in context.params.items()
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+    }
+    path = given.pop("config", None)
+    lists = {f.name for f in dataclasses.fields(TrainConfig) if str(f.type).startswith("tuple")}
+    flat = {
+        name: tuple(part for parts in value for part in parts) if name in lists else value
+        for name, value in given.items()
+    }
+    return TrainConfig.from_mapping({**(read_yaml(path) if path else {}), **flat})
+
+
+@click.pass_context
+def _train(context: click.Context, **_options: Any) -> int:
+    config = configuration(context)
     try:
-        config, debug = parse(sys.argv[1:] if arguments is None else arguments)
         from trainer.loop import run
         from trainer.signals import EXIT_STOPPED
 
-        if run(config).stopped:
-            return EXIT_STOPPED
-    except (ValueError, FloatingPointError, OSError) as error:
-        if debug:
-            raise
-        _fail(str(error))
-    except KeyboardInterrupt:
-        if os.environ.get("RANK", "0") == "0":
-            print(
-                "error: interrupted; checkpoints written before are kept, continue with --resume auto",
-                file=sys.stderr,
-                flush=True,
-            )
-        return EXIT_INTERRUPTED
-    return 0
+        return EXIT_STOPPED if run(config).stopped else 0
+    except KeyboardInterrupt as error:
+        raise _Stopped from error
 
 
-def _fail(message: str) -> NoReturn:
+class _Stopped(Interrupted):
+    exit_code = EXIT_INTERRUPTED
+
+    def __init__(self) -> None:
+        super().__init__("interrupted; checkpoints written before are kept, continue with --resume auto")
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run; the exit code is 0, 2 for a user's mistake, 85 after a signal and its checkpoint, or 130 after
+    Ctrl-C.
+    """
+    mistakes = (ValueError, FloatingPointError, OSError)
+    return invoke(command(), arguments, prog=_program(), mistakes=mistakes, tell=_tell, bugs_in_a_line=False)
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run with ``arguments`` (default: the process's own) and exit."""
+    sys.exit(run(arguments))
+
+
+def _program() -> str:
+    """How this was started. The installed script is the one that a shell can complete."""
+    return SCRIPT if os.path.basename(sys.argv[0]) == SCRIPT else "python -m trainer"
+
+
+def _tell(message: str) -> None:
     rank = os.environ.get("RANK", "0")
     if rank != "0":
+        if message.startswith("interrupted"):
+            return
         # As a rule every rank meets the same mistake, and torchrun ends the others once rank 0 has said so.
         # What only this rank met is said too.
         time.sleep(5)
         message = f"rank {rank}: {message}"
-    print(f"error: {message}", file=sys.stderr, flush=True)
-    sys.exit(2)
+    tell(message)

@@ -1,18 +1,17 @@
-"""The group of verbs, and how an error becomes one line and an exit code."""
+"""The group of verbs."""
 
 from __future__ import annotations
 
 import importlib
 import sys
-import traceback
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import click
 
 from cftdiag import __version__
-from cftdiag.cli.options import State, debug_option
-from cftdiag.errors import EnvironmentUnfit, InputError
+from cftdiag.cli.invoke import Interrupted, invoke
+from cftdiag.cli.options import debug_option
 
 #: Verb -> (module with a command of the verb's name, one-line help). The help is here so that listing the
 #: verbs imports none of them.
@@ -35,15 +34,6 @@ VERBS = {
         "Render a saved check, a run or a TORCH_TRACE directory: terminal, JSON, Markdown, HTML, SARIF, JUnit.",
     ),
 }
-
-
-class Interrupted(click.ClickException):
-    """Ctrl-C, caught before click makes two lines of it."""
-
-    exit_code = 3
-
-    def __init__(self) -> None:
-        super().__init__("interrupted, no conclusion")
 
 
 class LazyGroup(click.Group):
@@ -88,38 +78,4 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
 
 def run(args: Sequence[str] | None = None) -> int:
     """Run the command line with ``args`` and return its exit code."""
-    state = State()
-    try:
-        code = cli.main(args=args, prog_name="cftdiag", standalone_mode=False, obj=state)
-    except click.exceptions.NoArgsIsHelpError as error:
-        click.echo(error.ctx.get_help() if error.ctx else str(error))
-        return 2
-    except click.ClickException as error:
-        return _fail(state, _usage_message(error), 3 if isinstance(error, Interrupted) else 2)
-    except InputError as error:
-        return _fail(state, str(error), 2)
-    except EnvironmentUnfit as error:
-        return _fail(state, str(error), 3)
-    except (KeyboardInterrupt, click.Abort):
-        return _fail(state, Interrupted().message, 3)
-    except Exception as error:  # noqa: BLE001 - the last line of defence: a bug of ours is one line too, its traceback on request
-        return _fail(
-            state,
-            f"internal error: {type(error).__name__}: {error}; run again with --debug for the traceback",
-            3,
-        )
-    return code if isinstance(code, int) else 0
-
-
-def _usage_message(error: click.ClickException) -> str:
-    text = error.format_message()
-    if isinstance(error, click.UsageError) and error.ctx is not None:
-        return f"{text} (see: {error.ctx.command_path} --help)"
-    return text
-
-
-def _fail(state: State, message: str, code: int) -> int:
-    if state.debug:
-        traceback.print_exc()
-    click.echo(f"error: {' '.join(message.split())}", err=True)
-    return code
+    return invoke(cli, args, prog="cftdiag")

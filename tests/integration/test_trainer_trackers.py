@@ -143,7 +143,7 @@ def test_a_package_that_is_missing_is_one_line(
 
 
 def test_the_flag_may_be_repeated_and_names_are_checked() -> None:
-    assert parse(["--tracker", "wandb", "--tracker", "mlflow,tensorboard"])[0].tracker == (
+    assert parse(["--tracker", "wandb", "--tracker", "mlflow,tensorboard"]).tracker == (
         "wandb",
         "mlflow",
         "tensorboard",

@@ -16,7 +16,7 @@ def test_flags_win_over_the_file(tmp_path: Path) -> None:
     path.write_text("model-name-or-path: m\nlearning_rate: 1.0e-4\nosft: true\nlength-buckets: [64, 4096]\n")
     config = parse(
         ["--config", str(path), "--learning-rate", "2e-4", "--osft-target-patterns", "q_proj,k_proj"]
-    )[0]
+    )
     assert (config.model_name_or_path, config.learning_rate, config.method) == ("m", 2e-4, "osft")
     assert config.length_buckets == (64, 4096) and config.osft_target_patterns == ("q_proj", "k_proj")
 
@@ -80,8 +80,8 @@ def test_round_trip() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--no-such-flag"], "unrecognized arguments"),
-        (["--batch-size", "x"], "invalid int value"),
+        (["--no-such-flag"], "No such option"),
+        (["--batch-size", "x"], "'x' is not a valid integer"),
         (["--config", "/nowhere.yaml"], "cannot read /nowhere.yaml"),
         (["--length-buckets", "a,b"], "'a,b' is not a list of integers"),
         (["--demo", "--output-dir", "/dev/null/x"], "cannot write into /dev/null/x (Not a directory)"),
@@ -127,5 +127,57 @@ def test_ctrl_c_is_one_line_and_exit_code_130(
         raise KeyboardInterrupt
 
     monkeypatch.setattr("trainer.loop.run", interrupt)
-    assert main(["--demo", "--output-dir", str(tmp_path)]) == 130
+    with pytest.raises(SystemExit) as ended:
+        main(["--demo", "--output-dir", str(tmp_path)])
+    assert ended.value.code == 130
     assert capsys.readouterr().err.startswith("error: interrupted")
+
+
+def test_flags_are_the_fields_and_the_last_of_two_wins() -> None:
+    config = parse(["--no-export", "--osft", "--length-buckets", "64", "--length-buckets", "512,4096"])
+    assert (config.export, config.osft, config.length_buckets) == (False, True, (64, 512, 4096))
+    assert parse(["--batch-size", "4", "--batch-size", "6"]).batch_size == 6
+    assert parse(["--train-dtype", "bf16"]).train_dtype == "bfloat16", "short names are the configuration's"
+    assert parse([]) == TrainConfig()
+
+
+def test_a_mistyped_flag_names_its_neighbour(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--lerning-rate", "1e-4"])
+    assert ended.value.code == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: No such option") and "--lerning-rate" in line and "--learning-rate" in line
+
+
+def test_a_bug_keeps_its_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def bug(config: TrainConfig) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr("trainer.loop.run", bug)
+    with pytest.raises(RuntimeError, match="a bug"):
+        main(["--demo", "--output-dir", str(tmp_path)])
+
+
+def test_only_rank_zero_tells_of_an_interrupt_and_others_say_who_they_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slept: list[float] = []
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setattr("time.sleep", slept.append)
+    with pytest.raises(SystemExit) as ended:
+        main(["--batch-size", "0"])
+    assert ended.value.code == 2 and slept
+    assert capsys.readouterr().err.startswith("error: rank 3: batch-size must be at least 1")
+
+
+def test_the_shell_completes_flags_and_choices() -> None:
+    from click.shell_completion import ShellComplete
+
+    from trainer.cli import command
+
+    def completed(args: list[str], word: str) -> list[str]:
+        shell = ShellComplete(command(), {}, "cftdiag-train", "_CFTDIAG_TRAIN_COMPLETE")
+        return [item.value for item in shell.get_completions(args, word)]
+
+    assert completed([], "--osft-un") == ["--osft-unfreeze-rank-ratio"]
+    assert completed(["--compile-scope"], "block") == ["block", "block+loss"]

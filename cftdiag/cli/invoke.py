@@ -1,0 +1,77 @@
+"""How a command ends: whatever goes wrong is one line on stderr and an exit code."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Sequence
+
+import click
+
+from cftdiag.cli.options import State
+from cftdiag.errors import EnvironmentUnfit, InputError
+
+
+class Interrupted(click.ClickException):
+    """Ctrl-C, caught before click makes two lines of it."""
+
+    exit_code = 3
+
+    def __init__(self, message: str = "interrupted, no conclusion") -> None:
+        super().__init__(message)
+
+
+def tell(message: str) -> None:
+    """An error's line on stderr."""
+    click.echo(f"error: {message}", err=True)
+
+
+def invoke(
+    command: click.Command,
+    args: Sequence[str] | None,
+    *,
+    prog: str,
+    mistakes: tuple[type[Exception], ...] = (),
+    tell: Callable[[str], None] = tell,
+    bugs_in_a_line: bool = True,
+) -> int:
+    """Run ``command`` with ``args`` (None: the process's own) and return its exit code: its own result, 2 for
+    a user's mistake (``mistakes`` are further types of it), 3 for an unfit machine, an interrupt or a bug.
+    Without ``bugs_in_a_line`` a bug is raised: what cannot simply be run again must not hide its traceback.
+    """
+    state = State()
+
+    def fail(message: str, code: int) -> int:
+        if state.debug:
+            traceback.print_exc()
+        tell(" ".join(message.split()))
+        return code
+
+    try:
+        code = command.main(args=args, prog_name=prog, standalone_mode=False, obj=state)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.ctx.get_help() if error.ctx else str(error))
+        return 2
+    except Interrupted as error:
+        return fail(error.message, error.exit_code)
+    except click.ClickException as error:
+        return fail(_usage_message(error), 2)
+    except EnvironmentUnfit as error:
+        return fail(str(error), 3)
+    except (InputError, *mistakes) as error:
+        return fail(str(error), 2)
+    except (KeyboardInterrupt, click.Abort):
+        return fail(Interrupted().message, 3)
+    except Exception as error:
+        if not bugs_in_a_line:
+            raise
+        # The last line of defence: a bug of ours is one line too, its traceback on request.
+        text = f"internal error: {type(error).__name__}: {error}; run again with --debug for the traceback"
+        return fail(text, 3)
+    return code if isinstance(code, int) else 0
+
+
+def _usage_message(error: click.ClickException) -> str:
+    text = error.format_message()
+    if isinstance(error, click.UsageError) and error.ctx is not None:
+        return f"{text} (see: {error.ctx.command_path} --help)"
+    return text

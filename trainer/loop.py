@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from cftdiag.capture import counting
 from cftdiag.monitor import Monitor
+from cftdiag.monitor.trackers import require
 from cftdiag.recipe.compile import compile_settings
 from trainer import resume
 from trainer.batch import collate, rank_batches
@@ -38,7 +39,7 @@ from trainer.program import Program, build, lookup_backend
 from trainer.recording import Recording
 from trainer.signals import StopSignals
 from trainer.step import Stepper
-from trainer.trackers import Trackers, require
+from trainer.trackers import Trackers
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -71,6 +71,11 @@ def build() -> Subject:
     )
 
 
+def check_file(path: str, *, world: int, progress: Any = None, **options: Any) -> CheckReport:
+    """:func:`check` of a YAML configuration; raises ``ValueError`` for what is wrong with it."""
+    return check(TrainConfig.from_yaml(path), world=world, progress=progress, **options)
+
+
 def check(config: TrainConfig, *, world: int, progress: Any = None, **options: Any) -> CheckReport:
     """Check ``config`` on ``world`` ranks; further ``options`` are fields of
     :class:`cftdiag.check.CheckOptions`.

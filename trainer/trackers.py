@@ -4,37 +4,17 @@ for, and none of them can stop a run.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
-if TYPE_CHECKING:
-    from cftdiag.monitor.sinks import Sink
+from cftdiag.monitor.sinks import Sink, TrackerSink
+from cftdiag.monitor.trackers import MLflow, TensorBoard, Tracker, Wandb
 
 #: Ids of the runs that a resumed training goes on with, in the output directory.
 IDS = "trackers.json"
-
-
-class Tracker(Protocol):
-    """What one tracker does."""
-
-    def log(self, step: int, scalars: Mapping[str, float]) -> None:
-        """The figures of one optimizer step."""
-
-    def close(self) -> None:
-        """The run ends."""
-
-
-def require(names: Sequence[str]) -> None:
-    """Raise ``ValueError`` for a tracker whose package is not installed; imports nothing."""
-    for name in names:
-        if importlib.util.find_spec(name) is None:
-            raise ValueError(
-                f"--tracker {name} needs the package {name}, which is not installed; pip install {_PACKAGE[name]}"
-            )
 
 
 class Trackers:
@@ -75,23 +55,17 @@ class Trackers:
         if self._open:
             scalars = scalars_of(record)
             for name in list(self._open):
-                self._call(name, "log", record["step"], scalars)
+                self._call(name, "log", record["step"], scalars, axis="train/step")
 
     def sinks(self) -> list[Sink]:
         """What the monitor writes its scalars and alarms to, so that they are beside the loss."""
-        found = []
-        for name, tracker in self._open.items():
-            make = getattr(tracker, "sink", None)
-            if make is not None:
-                try:
-                    found.append(make())
-                except Exception as error:  # noqa: BLE001 - as above
-                    self._say(f"tracker {name}: no alarms of the monitor ({type(error).__name__}: {error})")
-        return found
+        return [TrackerSink(_ByName(self, name), shared=True) for name in self._open]
 
-    def _call(self, name: str, method: str, *args: Any) -> None:
+    def _call(self, name: str, method: str, *args: Any, **more: Any) -> None:
+        if name not in self._open:
+            return
         try:
-            getattr(self._open[name], method)(*args)
+            getattr(self._open[name], method)(*args, **more)
         except Exception as error:  # noqa: BLE001 - a tracker that fails never stops training
             self._left_out(name, error)
 
@@ -100,6 +74,22 @@ class Trackers:
         self._say(
             f"tracker {name} is left out from here on: {type(error).__name__}: {' '.join(str(error).split())}"
         )
+
+
+class _ByName:
+    """One of the trackers for the monitor: where it fails it is left out for both."""
+
+    def __init__(self, trackers: Trackers, name: str) -> None:
+        self._trackers, self._name = trackers, name
+
+    def log(self, step: int, scalars: Mapping[str, float], *, axis: str, commit: bool = True) -> None:
+        self._trackers._call(self._name, "log", step, scalars, axis=axis, commit=commit)
+
+    def alert(self, kind: str, message: str, step: int) -> None:
+        self._trackers._call(self._name, "alert", kind, message, step)
+
+    def close(self) -> None:
+        self._trackers._call(self._name, "close")
 
 
 def scalars_of(record: Mapping[str, Any]) -> dict[str, float]:
@@ -121,102 +111,32 @@ def scalars_of(record: Mapping[str, Any]) -> dict[str, float]:
     return found
 
 
-class _TensorBoard:
-    def __init__(self, out: Path, settings: Mapping[str, Any], ids: dict[str, str]) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
-        self._directory = str(out / "tensorboard")
-        self._writer = SummaryWriter(self._directory)
-        self._writer.add_text("options", "\n".join(f"    {key}: {value}" for key, value in settings.items()))
-
-    def log(self, step: int, scalars: Mapping[str, float]) -> None:
-        for name, value in scalars.items():
-            self._writer.add_scalar(name, value, step)
-
-    def close(self) -> None:
-        self._writer.close()
-
-    def sink(self) -> Sink:
-        from cftdiag.monitor.sinks import TensorBoardSink
-
-        return TensorBoardSink(self._directory)
+def _tensorboard(out: Path, settings: Mapping[str, Any], ids: dict[str, str]) -> Tracker:
+    made = TensorBoard(out / "tensorboard")
+    made.text("options", "\n".join(f"    {key}: {value}" for key, value in settings.items()))
+    return made
 
 
-class _Wandb:
-    """``WANDB_MODE=offline`` keeps everything in the output directory; project, name and the rest are W&B's
-    own variables.
-    """
-
-    def __init__(self, out: Path, settings: Mapping[str, Any], ids: dict[str, str]) -> None:
-        import wandb
-
-        out.mkdir(parents=True, exist_ok=True)
-        self._run = wandb.init(dir=str(out), config=dict(settings), id=ids.get("wandb"), resume="allow")
-        self._run.define_metric("train/*", step_metric="train/step")
-        self._run.define_metric("val/*", step_metric="train/step")
-        ids["wandb"] = self._run.id
-
-    def log(self, step: int, scalars: Mapping[str, float]) -> None:
-        self._run.log({**scalars, "train/step": step})
-
-    def close(self) -> None:
-        self._run.finish()
-
-    def sink(self) -> Sink:
-        from cftdiag.monitor.sinks import WandbSink
-
-        return WandbSink(self._run)
+def _wandb(out: Path, settings: Mapping[str, Any], ids: dict[str, str]) -> Tracker:
+    # ``WANDB_MODE=offline`` keeps everything in the output directory; project, name and the rest are W&B's own
+    # variables.
+    out.mkdir(parents=True, exist_ok=True)
+    made = Wandb(dir=str(out), config=dict(settings), id=ids.get("wandb"), resume="allow")
+    ids["wandb"] = made.id
+    return made
 
 
-class _MLflow:
-    """Into ``MLFLOW_TRACKING_URI``, by default files in the output directory."""
-
-    def __init__(self, out: Path, settings: Mapping[str, Any], ids: dict[str, str]) -> None:
-        import os
-
-        uri = os.environ.get("MLFLOW_TRACKING_URI")
-        if not uri:
-            uri = (out / "mlruns").absolute().as_uri()
-            # Newer MLflow refuses a store of files, which it no longer develops, unless told that it is
-            # wanted.
-            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
-        from mlflow import MlflowClient
-        from mlflow.entities import Metric, Param
-
-        self._metric = Metric
-        self._client = MlflowClient(uri)
-        if "mlflow" in ids:
-            self._run = ids["mlflow"]
-            self._client.update_run(self._run, status="RUNNING")
-            return
-        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "trainer")
-        experiment = self._client.get_experiment_by_name(name)
-        self._run = self._client.create_run(
-            experiment.experiment_id if experiment else self._client.create_experiment(name)
-        ).info.run_id
-        self._client.log_batch(
-            self._run, params=[Param(key, str(value)[:500]) for key, value in settings.items()]
-        )
-        ids["mlflow"] = self._run
-
-    def log(self, step: int, scalars: Mapping[str, float]) -> None:
-        import time
-
-        now = int(time.time() * 1000)
-        self._client.log_batch(
-            self._run, metrics=[self._metric(name, value, now, step) for name, value in scalars.items()]
-        )
-
-    def close(self) -> None:
-        self._client.set_terminated(self._run)
+def _mlflow(out: Path, settings: Mapping[str, Any], ids: dict[str, str]) -> Tracker:
+    made = MLflow(out, settings, ids.get("mlflow"))
+    ids["mlflow"] = made.id
+    return made
 
 
 _MAKE: dict[str, Callable[[Path, Mapping[str, Any], dict[str, str]], Tracker]] = {
-    "tensorboard": _TensorBoard,
-    "wandb": _Wandb,
-    "mlflow": _MLflow,
+    "tensorboard": _tensorboard,
+    "wandb": _wandb,
+    "mlflow": _mlflow,
 }
-_PACKAGE = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow-skinny"}
 
 
 def _read_ids(out: Path) -> dict[str, str]:

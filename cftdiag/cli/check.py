@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import signal
 import sys
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,11 @@ from cftdiag.options import (
     CheckOptions,
 )
 from cftdiag.target import TARGETS
+
+#: What a trainer brings to the command line, as module:function; nothing else here knows of one. A check of
+#: its configuration file, and a function of (model, method) that turns a plain model into the method's.
+CHECK_CONFIG = "trainer.preflight:check_file"
+APPLY_METHOD = "trainer.preflight:as_method"
 
 if TYPE_CHECKING:
     from cftdiag.check import CheckReport
@@ -254,7 +260,7 @@ def check(
         check_script.refuse_own()
     asked = CheckOptions(**options | {"torch_config": dict(options["torch_config"])})
     if asked.method != "full":
-        asked = dataclasses.replace(asked, transform="trainer.preflight:as_method")
+        asked = dataclasses.replace(asked, transform=APPLY_METHOD)
     if not command and asked.data is None and (plan_path or plots):
         raise click.UsageError("--plan and --plots come from a forecast; give --data FILE")
     from cftdiag.check import run_check
@@ -302,16 +308,13 @@ def _check_config(path: str, options: dict[str, Any], on_progress: Progress) -> 
         raise click.UsageError(
             f"--{given[0].replace('_', '-')} is decided by {path}; change it there or drop --config"
         )
-    from trainer import preflight
-    from trainer.config import TrainConfig
-
+    module, _, function = CHECK_CONFIG.partition(":")
+    check_config = getattr(importlib.import_module(module), function)
     more = {name: options[name] for name in _WITH_CONFIG if name != "world_size"} | {
         "torch_config": dict(options["torch_config"])
     }
     try:
-        return preflight.check(
-            TrainConfig.from_yaml(path), world=options["world_size"], progress=on_progress, **more
-        )
+        return check_config(path, world=options["world_size"], progress=on_progress, **more)
     except CheckError:
         raise
     except ValueError as error:

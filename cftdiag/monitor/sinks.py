@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from cftdiag.events import Event
 from cftdiag.monitor import process_info
 from cftdiag.monitor.alarms import Alarm, why
+from cftdiag.monitor.trackers import TensorBoard, Tracker, Wandb
 
 
 class Sink(Protocol):
@@ -34,12 +35,14 @@ class Sink(Protocol):
         """The monitor ends."""
 
 
-class _Scalars:
-    """Counts events, and writes scalars at most once a second and after each event."""
+class TrackerSink:
+    """Counts events, and writes scalars to a tracker: at most once a second and after each event."""
 
     every_s = 1.0
 
-    def __init__(self) -> None:
+    def __init__(self, tracker: Tracker, *, shared: bool = False) -> None:
+        """A ``shared`` tracker is also written to, and closed, by somebody else."""
+        self._tracker, self._shared = tracker, shared
         self._counts: collections.Counter[str] = collections.Counter()
         self._compile_s = 0.0
         self._next = 0.0
@@ -59,87 +62,44 @@ class _Scalars:
         now = time.monotonic()
         if self._changed or now >= self._next:
             self._next, self._changed = now + self.every_s, False
-            self._write(step, self._scalars(seconds))
+            self._write(step, seconds)
 
     def alarm(self, alarm: Alarm) -> None:
-        """Alarms are texts; the scalars show what set them off."""
+        """Pass the alarm on: a text in TensorBoard, an alert of W&B."""
+        self._tracker.alert(alarm.kind, alarm.message, alarm.step)
 
     def close(self) -> None:
         """Write what came after the last scalars."""
         if self._changed:
-            self._write(self._last[0], self._scalars(self._last[1]))
+            self._write(*self._last)
+        if not self._shared:
+            self._tracker.close()
 
-    def _scalars(self, seconds: float) -> dict[str, float]:
-        return {
+    def _write(self, step: int, seconds: float) -> None:
+        scalars = {
             "cftdiag/step_seconds": seconds,
             "cftdiag/compile_seconds": self._compile_s,
             "cftdiag/recompiles": self._counts["recompile"],
             "cftdiag/graph_breaks": self._counts["graph_break"],
             "cftdiag/limit_hits": self._counts["limit_hit"],
         }
-
-    def _write(self, step: int, scalars: dict[str, float]) -> None:
-        raise NotImplementedError
+        self._tracker.log(step, scalars, axis="cftdiag/step", commit=not self._shared)
 
 
-class TensorBoardSink(_Scalars):
+class TensorBoardSink(TrackerSink):
     """Scalars and alarm texts for TensorBoard in ``log_dir``; ``ValueError`` without the tensorboard package."""
 
     def __init__(self, log_dir: str) -> None:
-        super().__init__()
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise ValueError(
-                "TensorBoard scalars need the package tensorboard; pip install tensorboard"
-            ) from error
-        self._writer = SummaryWriter(log_dir)
-
-    def _write(self, step: int, scalars: dict[str, float]) -> None:
-        for name, value in scalars.items():
-            self._writer.add_scalar(name, value, step)
-
-    def alarm(self, alarm: Alarm) -> None:
-        """Keep the alarm as a text."""
-        self._writer.add_text(f"cftdiag/{alarm.kind}", alarm.message, alarm.step)
-
-    def close(self) -> None:
-        """Write and close the files."""
-        super().close()
-        self._writer.close()
+        super().__init__(TensorBoard(log_dir))
 
 
-class WandbSink(_Scalars):
+class WandbSink(TrackerSink):
     """Scalars and alarms for Weights & Biases: into ``run``, the run that the script has open, or a new one
-    made with ``init`` (``mode="offline"``).
-
-    Values go under their own step axis (``cftdiag/step``), so that the script's own logging keeps its steps.
-    ``ValueError`` without the package.
+    made with ``init`` (``mode="offline"``). ``ValueError`` without the package.
     """
 
     def __init__(self, run: Any = None, **init: Any) -> None:
-        super().__init__()
-        try:
-            import wandb
-        except ImportError as error:
-            raise ValueError("W&B logging needs the package wandb; pip install wandb") from error
-        self._own = run is None and wandb.run is None
-        self._run = run or wandb.run or wandb.init(**init)
-        self._run.define_metric("cftdiag/*", step_metric="cftdiag/step")
-
-    def _write(self, step: int, scalars: dict[str, float]) -> None:
-        # No commit: the row goes out with the script's own next one, or at the end.
-        self._run.log({**scalars, "cftdiag/step": step}, commit=self._own)
-
-    def alarm(self, alarm: Alarm) -> None:
-        """Raise a W&B alert, which reaches people by mail or Slack."""
-        self._run.alert(title=f"cftdiag: {alarm.kind}", text=alarm.message)
-
-    def close(self) -> None:
-        """Finish the run if it is ours."""
-        super().close()
-        if self._own:
-            self._run.finish()
+        super().__init__(Wandb(run, **init))
 
 
 class LazySink:

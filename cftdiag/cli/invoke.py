@@ -39,6 +39,7 @@ def invoke(
     Without ``bugs_in_a_line`` a bug is raised: what cannot simply be run again must not hide its traceback.
     """
     state = State()
+    wrong: tuple[type[Exception], ...] = (InputError, *mistakes)
 
     def fail(message: str, code: int) -> int:
         if state.debug:
@@ -57,7 +58,7 @@ def invoke(
         return fail(_usage_message(error), 2)
     except EnvironmentUnfit as error:
         return fail(str(error), 3)
-    except (InputError, *mistakes) as error:
+    except wrong as error:
         return fail(str(error), 2)
     except (KeyboardInterrupt, click.Abort):
         return fail(Interrupted().message, 3)

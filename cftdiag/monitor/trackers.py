@@ -119,13 +119,13 @@ class MLflow:
         self._metric = Metric
         self._client = MlflowClient(uri)
         if run is not None:
-            self.id = run
+            self.id: str = run
             self._client.update_run(run, status="RUNNING")
             return
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "trainer")
         known = self._client.get_experiment_by_name(name)
         experiment = known.experiment_id if known else self._client.create_experiment(name)
-        self.id: str = self._client.create_run(experiment).info.run_id
+        self.id = self._client.create_run(experiment).info.run_id
         params = [Param(key, str(value)[:500]) for key, value in settings.items()]
         self._client.log_batch(self.id, params=params)
 

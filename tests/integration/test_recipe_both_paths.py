@@ -19,7 +19,7 @@ from cftdiag.options import CheckOptions
 from cftdiag.passes import run_pass
 from cftdiag.passes.messages import PassTask, Raised, Refused, Unfit
 from cftdiag.recipe import Program, fake_mesh
-from cftdiag.subject import Recipe, resolve
+from cftdiag.subject import Origin, resolve
 from trainer import demo
 from trainer.config import TrainConfig
 from trainer.data import open_data
@@ -185,7 +185,7 @@ def test_the_check_of_a_configuration_builds_what_the_trainer_builds(
     options = CheckOptions(
         model="live", ac=config.ac, compile_scope=config.scope, world_size=world, compile_backend="eager"
     )
-    task = PassTask(mode="fullgraph", recipe=Recipe(type="live", name="m"), options=options)
+    task = PassTask(mode="fullgraph", origin=Origin(type="live", name="m"), options=options)
     messages: list[Any] = []
     with watched(run_pass, monkeypatch) as checked:
         run_pass.run_task(task, messages.append, live=subject)
@@ -221,7 +221,7 @@ def test_a_model_by_name_is_wrapped_as_the_trainer_wraps_it(
         lengths=(24,),
         compile_backend="eager",
     )
-    task = PassTask(mode="fullgraph", recipe=resolve(model), options=options)
+    task = PassTask(mode="fullgraph", origin=resolve(model), options=options)
     messages: list[Any] = []
     with watched(run_pass, monkeypatch) as checked:
         run_pass.run_task(task, messages.append)

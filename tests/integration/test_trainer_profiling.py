@@ -49,7 +49,7 @@ def test_blocks_and_loss_are_named_in_the_steps_that_were_asked_for(
             "the compiled region is inside of the block's range"
         )
     # Two chunks of each row, each computed again in backward.
-    assert len([e for e in found if e["name"] == "loss"]) == 4 * rows
+    assert len([e for e in found if e["name"] == "cross_entropy"]) == 4 * rows
 
 
 def test_eager_blocks_are_named_and_a_run_that_ends_early_keeps_its_profile(

@@ -20,6 +20,8 @@ DISTRIBUTIONS = {
     "mlflow": "mlflow-skinny",
     "functorch": "torch",
 }
+#: Imported only beside a script of the user's that runs on it.
+BROUGHT = {"accelerate"}
 #: Of ours.
 OWN = {"cftdiag", "trainer"}
 
@@ -56,7 +58,7 @@ def test_every_import_is_declared(package: str) -> None:
         {
             (file, name)
             for file, name in _imports(package)
-            if name not in sys.stdlib_module_names | OWN
+            if name not in sys.stdlib_module_names | OWN | BROUGHT
             and DISTRIBUTIONS.get(name, name).lower().replace("_", "-") not in declared
         }
     )

@@ -28,9 +28,22 @@ from cftdiag.errors import InputError
     metavar="S|RUN",
     help="Seconds of a step without torch.compile, or such a run: tells the break-even step of a run.",
 )
+@click.option(
+    "--tlparse",
+    "tlparse_dir",
+    metavar="DIR",
+    help="Run tlparse on the raw trace, into DIR, and link each compile to its page.",
+)
 @click.option("-q", "--quiet", is_flag=True, help="Print the verdict line alone.")
 @debug_option
-def report(path: str, quiet: bool, json_path: str | None, eager: str | None, **paths: str | None) -> int:
+def report(
+    path: str,
+    quiet: bool,
+    json_path: str | None,
+    eager: str | None,
+    tlparse_dir: str | None,
+    **paths: str | None,
+) -> int:
     """Render a check or a run in the terminal or in another form.
 
     CHECK.json is a file written by `cftdiag check --json`; RUN a run directory of `cftdiag run` or
@@ -38,11 +51,19 @@ def report(path: str, quiet: bool, json_path: str | None, eager: str | None, **p
     """
     from cftdiag.monitor import is_run
     from cftdiag.monitor.as_check import as_check
+    from cftdiag.monitor.tlparse_pages import with_links, write_pages
     from cftdiag.report import html, junit, markdown, sarif, saved_check, terminal
     from cftdiag.report import run_terminal as run_view
 
     try:
         run = _read_run(path, eager) if is_run(path) or Path(path).is_dir() else None
+        if tlparse_dir is not None:
+            if run is None:
+                raise InputError(f"{path} is a check, which has no raw trace; --tlparse takes a run")
+            pages = write_pages(path, tlparse_dir)
+            run = with_links(run, pages)
+            for page in pages.indexes:
+                click.echo(f"wrote {page}", err=True)
         data = saved_check.read_check(path) if run is None else as_check(run)
     except ValueError as error:
         raise InputError(str(error)) from error

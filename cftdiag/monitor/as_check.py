@@ -20,6 +20,7 @@ def as_check(run: Mapping[str, Any]) -> dict[str, Any]:
             "length": c["batch"][1] if c.get("batch") else None,
             "seconds": c["seconds"],
             "cause": recompiled.get((c["rank"], c["compile_id"], c["step"])),
+            "tlparse": c.get("tlparse"),
         }
         for c in forward
     ]

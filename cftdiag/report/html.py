@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from cftdiag import __version__
@@ -37,6 +38,7 @@ def render(data: Mapping[str, Any]) -> str:
         compiles=[
             {
                 **dict(zip(wording.COMPILE_COLUMNS, wording.compile_row(c), strict=True)),
+                "page": Path(c["tlparse"]).as_uri() if c.get("tlparse") else None,
                 "share": round(100 * (c.get("seconds") or 0) / longest) if longest else 0,
             }
             for c in compiles

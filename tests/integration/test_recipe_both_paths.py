@@ -28,9 +28,15 @@ from trainer.preflight import subject_of
 from trainer.program import build
 
 SHAPE: dict[str, Any] = dict(
-    num_hidden_layers=3, hidden_size=32, intermediate_size=48, num_attention_heads=2, num_key_value_heads=1
+    num_hidden_layers=2, hidden_size=32, intermediate_size=48, num_attention_heads=2, num_key_value_heads=1
 )
-MIXTURE = SHAPE | {"num_local_experts": 4, "num_experts_per_tok": 2, "vocab_size": 272, "pad_token_id": 0}
+MIXTURE = SHAPE | {
+    "num_hidden_layers": 3,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "vocab_size": 272,
+    "pad_token_id": 0,
+}
 
 
 @pytest.fixture(scope="module")
@@ -146,18 +152,13 @@ def _described(seen: Seen) -> dict[str, Any]:
 
 
 CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
-    "blocks and loss, selective": ("dense", 1, {"compile_scope": "block+loss", "ac": "selective"}),
-    "dropout, full": ("dropout", 1, {"compile_scope": "block", "ac": "full"}),
-    "mixture of experts": ("mixture", 1, {"compile_scope": "block+loss"}),
-    "mixed precision on four ranks": (
-        "dense",
+    "osft, selective": ("dense", 1, {"compile_scope": "block+loss", "ac": "selective", "osft": True}),
+    "mixed precision, replicas, dropout": (
+        "dropout",
         4,
-        {"compile_scope": "block+loss", "ac": "full", "dtype": "bfloat16"},
+        {"compile_scope": "block", "ac": "full", "dtype": "bfloat16", "replicas": 2},
     ),
-    "replicas": ("dense", 4, {"compile_scope": "block", "replicas": 2}),
     "whole model": ("dense", 4, {"compile_scope": "model+loss", "ac": "full", "dtype": "bfloat16"}),
-    "body": ("dense", 4, {"compile_scope": "model"}),
-    "osft": ("dense", 1, {"compile_scope": "block", "osft": True}),
 }
 
 
@@ -193,7 +194,7 @@ def test_the_check_of_a_configuration_builds_what_the_trainer_builds(
         of_checking = _described(checked)
     for what, expected in of_training.items():
         assert of_checking[what] == expected, what
-    assert of_training["blocks"] == [f"model.layers.{i}" for i in range(3)]
+    assert of_training["blocks"] == [f"model.layers.{i}" for i in range(2)]
     assert of_training["sharding"][""], "one rank is sharded too"
     assert of_training["graphs"], "something was compiled"
 
@@ -227,5 +228,6 @@ def test_a_model_by_name_is_wrapped_as_the_trainer_wraps_it(
         run_pass.run_task(task, messages.append)
         assert not [m for m in messages if isinstance(m, Raised | Refused | Unfit)], messages
         of_checking = _described(checked)
+    assert of_training["blocks"] == [f"model.layers.{i}" for i in range(3)], "not the four experts of a block"
     for what, expected in of_training.items():
         assert of_checking[what] == expected, what

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 import torch
 
 from cftdiag.check import CheckOptions, CheckReport, Subject, run_check
+from cftdiag.errors import InputError
 from cftdiag.options import DYNAMIC
 from cftdiag.recipe.attention import needs_boundaries
 from cftdiag.recipe.compile import static_settings
@@ -64,40 +67,52 @@ def as_method(model: Any, method: str) -> None:
 def build() -> Subject:
     """Builder of the check's child processes: the configuration is in the environment."""
     config = TrainConfig.from_mapping(json.loads(os.environ[_CONFIG]))
-    source = open_source(config)
     world = int(os.environ[_WORLD])
-    return subject_of(
-        config, source, open_data(config, source.tokenizer, vocabulary=source.config.vocab_size, world=world)
-    )
+    try:
+        source = open_source(config)
+        vocabulary = source.config.get_text_config().vocab_size
+        data = open_data(config, source.tokenizer, vocabulary=vocabulary, world=world)
+        return subject_of(config, source, data)
+    except ValueError as error:
+        raise InputError(str(error)) from error
 
 
 def check_file(path: str, *, world: int, progress: Any = None, **options: Any) -> CheckReport:
     """:func:`check` of a YAML configuration; raises ``ValueError`` for what is wrong with it."""
-    return check(TrainConfig.from_yaml(path), world=world, progress=progress, **options)
+    return check(TrainConfig.from_yaml(path), world=world, progress=progress, title=path, **options)
 
 
-def check(config: TrainConfig, *, world: int, progress: Any = None, **options: Any) -> CheckReport:
-    """Check ``config`` on ``world`` ranks; further ``options`` are fields of
+def check(
+    config: TrainConfig, *, world: int, progress: Any = None, title: str | None = None, **options: Any
+) -> CheckReport:
+    """Check ``config`` on ``world`` ranks; ``title`` is put before the model's name in the report. Further ``options`` are fields of
     :class:`cftdiag.check.CheckOptions`.
 
     Compiled code is not run, so that a backend beyond ``aot_eager`` stands at the check's own depth, or that
     of the option ``target``.
     """
-    asked = CheckOptions(
-        model=f"{Path(__file__)}:build",
-        # Emptied: the check would otherwise read the variable and refuse to run Inductor's code on weights
-        # that are not there.
-        env={_CONFIG: json.dumps(config.to_dict()), _WORLD: str(world), "TORCH_COMPILE_BACKEND": ""},
-        ac=config.ac,
-        # A run that compiles nothing is asked what would become of its blocks.
-        compile_scope="block" if config.scope == "none" else config.scope,
-        method=config.method,
-        world_size=world,
-        compile_backend="eager" if config.backend == "eager" and options.get("target") is None else None,
-        torch_config=static_settings() | dict(options.pop("torch_config", {})),
-        **options,
+    # The demo writes its model and data where a run would: a check leaves nothing in the run's directory.
+    with tempfile.TemporaryDirectory() as scratch:
+        checked = dataclasses.replace(config, output_dir=scratch)
+        asked = CheckOptions(
+            model=f"{Path(__file__)}:build",
+            # Emptied: the check would otherwise read the variable and refuse to run Inductor's code on weights
+            # that are not there.
+            env={_CONFIG: json.dumps(checked.to_dict()), _WORLD: str(world), "TORCH_COMPILE_BACKEND": ""},
+            ac=config.ac,
+            # A run that compiles nothing is asked what would become of its blocks.
+            compile_scope="block" if config.scope == "none" else config.scope,
+            method=config.method,
+            world_size=world,
+            compile_backend="eager" if config.backend == "eager" and options.get("target") is None else None,
+            torch_config=static_settings() | dict(options.pop("torch_config", {})),
+            **options,
+        )
+        report = run_check(asked, progress)
+    model = "demo" if config.demo else config.model_name_or_path
+    return dataclasses.replace(
+        report, subject={**report.subject, "name": f"{title}: {model}" if title else model}
     )
-    return run_check(asked, progress)
 
 
 def preflight(

@@ -47,8 +47,14 @@ class Recording:
         }
 
     def eager_blocks(self, blocks: Mapping[str, nn.Module]) -> list[str]:
-        """Blocks that ran no compiled graph so far."""
-        return [name for name in blocks if not self.recorder.graphs.get(name)]
+        """Blocks that ran no compiled graph so far.
+
+        A stack of which none did, beside one of which some did, is not called by this training: the vision
+        tower of a model that is trained on text.
+        """
+        ran = [name for name in blocks if self.recorder.graphs.get(name)]
+        stacks = {name.rpartition(".")[0] for name in ran or blocks}
+        return [name for name in blocks if name not in ran and name.rpartition(".")[0] in stacks]
 
 
 def _reason(event: Event) -> str:

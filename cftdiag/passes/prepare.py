@@ -314,6 +314,8 @@ def _call_builder(origin: Origin) -> object:
     try:
         torch.manual_seed(0)
         return builder()
+    except InputError:
+        raise
     except (Exception, SystemExit) as error:
         raise InputError(f"{origin.name} raised {one_line(error)}{_at(error, path)}") from error
 

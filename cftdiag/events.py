@@ -11,10 +11,23 @@ import dataclasses
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from cftdiag import guards
+from cftdiag import details, guards
 from cftdiag.conditions import Condition
+from cftdiag.details import (
+    Argument,
+    BreakDetail,
+    CacheDetail,
+    CompileDetail,
+    Detail,
+    ErrorDetail,
+    LimitDetail,
+    MissDetail,
+    StepDetail,
+)
+
+_D = TypeVar("_D", bound=Detail)
 
 SCHEMA = "cftdiag.event/1"
 
@@ -85,7 +98,7 @@ class Guard:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready dict."""
-        return _plain(self)
+        return details.plain(self)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,7 +132,7 @@ class Event:
     ``step`` is the optimizer step, 1-based, 0 while warming; ``compile_id`` is ``frame/compile`` with
     ``_attempt`` appended where an attempt is meant; ``seconds`` maps a phase (``dynamo``, ``aot``,
     ``inductor``, ``backward``, ``total``) to seconds; ``payloads`` maps a name to the sha256 of a text kept
-    beside the events; ``detail`` holds what only one kind has (documented at the recorder that fills it).
+    beside the events.
     """
 
     kind: str
@@ -144,15 +157,74 @@ class Event:
     """Innermost last."""
     seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
     payloads: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    detail: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    detail: Detail = dataclasses.field(default_factory=Detail)
+    """What only this kind has; the properties below give it by its own type."""
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise ValueError(f"unknown event kind {self.kind!r}; one of {', '.join(KINDS)}")
+        wanted = details.OF_KIND[self.kind]
+        if type(self.detail) is Detail:
+            object.__setattr__(self, "detail", wanted())
+        elif not isinstance(self.detail, wanted):
+            raise TypeError(f"an event of kind {self.kind!r} has a {type(self.detail).__name__}")
+
+    @property
+    def compiled(self) -> CompileDetail:
+        """The detail of a ``compile``."""
+        return self._detail(CompileDetail)
+
+    @property
+    def broke(self) -> BreakDetail:
+        """The detail of a ``graph_break``."""
+        return self._detail(BreakDetail)
+
+    @property
+    def missed(self) -> MissDetail:
+        """The detail of a ``recompile`` or a ``limit_hit``."""
+        return self._detail(MissDetail)
+
+    @property
+    def limited(self) -> LimitDetail:
+        """The detail of a ``limit_hit``."""
+        return self._detail(LimitDetail)
+
+    @property
+    def failed(self) -> ErrorDetail:
+        """The detail of an ``error``."""
+        return self._detail(ErrorDetail)
+
+    @property
+    def cached(self) -> CacheDetail:
+        """The detail of a ``cache``."""
+        return self._detail(CacheDetail)
+
+    @property
+    def noted(self) -> StepDetail:
+        """The detail of a ``step``."""
+        return self._detail(StepDetail)
+
+    def _detail(self, cls: type[_D]) -> _D:
+        if not isinstance(self.detail, cls):
+            raise TypeError(f"an event of kind {self.kind!r} has no {cls.__name__}")
+        return self.detail
+
+    @property
+    def arguments(self) -> Mapping[str, Argument]:
+        """Arguments of the compiled frame, for the kinds that have them."""
+        return self.detail.arguments if isinstance(self.detail, (CompileDetail, MissDetail)) else {}
+
+    @property
+    def under_checkpoint(self) -> bool:
+        """Whether the compiled call ran inside ``torch.utils.checkpoint``."""
+        detail = self.detail
+        if isinstance(detail, (CompileDetail, MissDetail, BreakDetail, ErrorDetail)):
+            return detail.under_checkpoint
+        return False
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready dict, with the schema's name first."""
-        return {"schema": SCHEMA, **_plain(self)}
+        return {"schema": SCHEMA, **details.plain(self)}
 
     def to_line(self) -> str:
         """One line of JSON, without the newline."""
@@ -167,7 +239,8 @@ class Event:
             raise ValueError(f"not a {SCHEMA} object: schema is {data.get('schema')!r}")
         try:
             return cls(
-                **_known(cls, data, skip=("code", "reasons", "guard", "stack")),
+                **_known(cls, data, skip=("code", "reasons", "guard", "stack", "detail")),
+                detail=details.read(data["kind"], data.get("detail") or {}),
                 code=Code(**_known(Code, data["code"])) if data.get("code") else None,
                 reasons=tuple(_reason(r) for r in data.get("reasons") or ()),
                 guard=_guard(data.get("guard")),
@@ -175,17 +248,6 @@ class Event:
             )
         except (TypeError, KeyError, AttributeError) as error:
             raise ValueError(f"malformed {SCHEMA} object: {error}") from error
-
-
-def _plain(value: Any) -> Any:
-    """Dicts and lists of a dataclass and all in it; what is computed from other fields is left out."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value) if f.init}
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    return value
 
 
 def _known(cls: type, data: Mapping[str, Any], skip: tuple[str, ...] = ()) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from cftdiag.diagnose import Block, Context, diagnose
+from cftdiag.diagnose import Block, Context, Probes, diagnose
 from cftdiag.events import Event
 
 
@@ -54,7 +54,7 @@ def judge(collected: Mapping[str, Any], refused: Mapping[str, Any]) -> list[dict
         wrap=collected["wrap"],
         limit=collected["limit"],
         compile_kwargs=collected["compile_kwargs"],
-        probes={"calls": collected["calls"]},
+        probes=Probes(calls=collected["calls"]),
     )
     return [f.to_dict() for f in diagnose([Event.from_dict(e) for e in collected["events"]], context)]
 

@@ -42,7 +42,7 @@ class Recording:
         compiles = [e for e in events if e.kind == "compile"]
         return {
             "compile_seconds": round(sum(e.seconds.get("total", 0.0) for e in compiles), 3),
-            "graphs": sum(e.detail.get("status", "ok") == "ok" for e in compiles),
+            "graphs": sum(e.compiled.status == "ok" for e in compiles),
             "recompiles": [{"block": e.block, "reason": _reason(e)} for e in events if e.kind == "recompile"],
         }
 

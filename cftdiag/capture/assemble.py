@@ -11,15 +11,17 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from cftdiag.capture import capture_ends, recompile_reasons, torch_texts
 from cftdiag.capture.compile_state import Compile, Live, closest_guard, recorded_code, seconds_by_phase
 from cftdiag.capture.record import CACHE_ARTIFACTS, GRAPHS, WANTED, Record
+from cftdiag.details import CacheDetail, CompileDetail, Detail, GraphDetail, LimitDetail, MissDetail, Symbol
 from cftdiag.events import Code, Event
 
 _LIMIT = "Dynamo recompile limit exceeded"
 _SYMBOLS = 64
+_M = TypeVar("_M", bound=MissDetail)
 
 
 class Assembler:
@@ -127,24 +129,14 @@ class Assembler:
         state.missed, state.time = True, record.time
         return state
 
-    def _recompile(self, cid: str, state: Compile, time: float, **detail: Any) -> Event:
-        return self._miss_event("recompile", cid, state, time, detail)
+    def _recompile(self, cid: str, state: Compile, time: float, *, raised: bool = False) -> Event:
+        return self._miss_event("recompile", cid, state, time, _missed(MissDetail, state, raised=raised))
 
-    def _miss_event(
-        self, kind: str, cid: str, state: Compile, time: float, detail: Mapping[str, Any]
-    ) -> Event:
-        common = {
-            "entries": len(state.reasons),
-            "changed": state.changed,
-            "guard_block": state.guard_block,
-            "arguments": state.arguments,
-            "parameters": state.parameters,
-            "self": state.self_name,
-            "fullgraph": state.fullgraph,
-            "under_checkpoint": state.under_checkpoint,
-        }
-        told = {"reasons": state.reasons, "guard": closest_guard(state.reasons), "stack": state.stack}
-        return self._event(kind, cid, state, time, **told, detail={**common, **detail})
+    def _miss_event(self, kind: str, cid: str, state: Compile, time: float, detail: MissDetail) -> Event:
+        guard = closest_guard(state.reasons)
+        return self._event(
+            kind, cid, state, time, reasons=state.reasons, guard=guard, stack=state.stack, detail=detail
+        )
 
     def _metrics(self, record: Record, live: Live | None) -> list[Event]:
         cid, metrics = record.compile_id or "", record.data
@@ -157,15 +149,16 @@ class Assembler:
         events: list[Event] = []
         if failed == "FailOnRecompileLimitHit" or _LIMIT in reason:
             known = None if live is None else live.limit()
-            events.append(
-                self._limit(
-                    cid,
-                    state,
-                    record.time,
-                    known or _limit(reason),
-                    raised=failed == "FailOnRecompileLimitHit",
-                )
+            name, limit = known or _limit(reason)
+            detail = _missed(
+                LimitDetail,
+                state,
+                raised=failed == "FailOnRecompileLimitHit" or bool(state.fullgraph),
+                limit=limit,
+                limit_kind=name,
+                thread=None if live is None else live.thread,
             )
+            events.append(self._miss_event("limit_hit", cid, state, record.time, detail))
         elif failed == "RecompileError":
             # config.error_on_recompile raises before torch traces the reasons: they are in the message only.
             self._missed(
@@ -181,44 +174,38 @@ class Assembler:
         self._open.pop(cid, None)
         return events
 
-    def _limit(
-        self, cid: str, state: Compile, time: float, limit: tuple[str, int | None], *, raised: bool
-    ) -> Event:
-        detail = {"limit": limit[1], "limit_kind": limit[0], "raised": raised or bool(state.fullgraph)}
-        return self._miss_event("limit_hit", cid, state, time, detail)
-
     def _compiled(self, cid: str, state: Compile, record: Record) -> Event:
         metrics = record.data
         failed, reason = metrics.get("fail_type"), metrics.get("fail_reason")
-        detail = {
-            "status": "failed" if failed else "ok" if metrics.get("has_guarded_code") else "skipped",
-            "fullgraph": state.fullgraph,
-            "fail_type": failed,
-            "fail_reason": str(reason)[:2000] if reason else None,
-            "ops": metrics.get("graph_op_count"),
-            "guards": metrics.get("guard_count"),
+        detail = CompileDetail(
+            status="failed" if failed else "ok" if metrics.get("has_guarded_code") else "skipped",
+            fullgraph=state.fullgraph,
+            fail_type=failed,
+            fail_reason=str(reason)[:2000] if reason else None,
+            ops=metrics.get("graph_op_count"),
+            guards=metrics.get("guard_count"),
             # Without kept payloads the graphs themselves are not traced: printing them costs more than all
             # else.
-            "graphs": 0 if failed else state.graphs or int(bool(metrics.get("graph_op_count"))),
-            "arguments": state.arguments,
-            "parameters": state.parameters,
-            "symbols": state.symbols,
-            "unbacked": state.unbacked,
-            "resumed": state.resumed,
-            "under_checkpoint": state.under_checkpoint,
-            "restarts": len(metrics.get("restart_reasons") or ()),
-        }
+            graphs=0 if failed else state.graphs or int(bool(metrics.get("graph_op_count"))),
+            arguments=state.arguments,
+            parameters=state.parameters,
+            symbols=tuple(state.symbols),
+            unbacked=state.unbacked,
+            resumed=state.resumed,
+            under_checkpoint=state.under_checkpoint,
+            restarts=len(metrics.get("restart_reasons") or ()),
+        )
         return self._event(
             "compile", cid, state, record.time, seconds=seconds_by_phase(metrics), detail=detail
         )
 
     def _backward(self, record: Record) -> Event:
         metrics = record.data
-        detail = {
-            "status": "failed" if metrics.get("fail_type") else "ok",
-            "fail_type": metrics.get("fail_type"),
-            "fail_reason": metrics.get("fail_reason"),
-        }
+        detail = CompileDetail(
+            status="failed" if metrics.get("fail_type") else "ok",
+            fail_type=metrics.get("fail_type"),
+            fail_reason=metrics.get("fail_reason"),
+        )
         event = self._owned("compile", record, detail)
         return dataclasses.replace(event, region="backward", seconds=seconds_by_phase(metrics, "backward"))
 
@@ -268,7 +255,7 @@ class Assembler:
         detail = capture_ends.break_detail(text, name, state, fullgraph)
         stack = torch_texts.break_stack(text)
         block, cls = inner or (state.block, state.block_class)
-        if not self._reported.first(cid, detail["gb_type"], stack, block, self.step, self.microstep):
+        if not self._reported.first(cid, detail.gb_type or "", stack, block, self.step, self.microstep):
             return []
         event = self._event("graph_break", cid, state, time, stack=stack, detail=detail)
         return [dataclasses.replace(event, block=block, block_class=cls)]
@@ -286,7 +273,7 @@ class Assembler:
         elif name in CACHE_ARTIFACTS:
             cache, outcome = CACHE_ARTIFACTS[name]
             said = _json(record.payload)
-            detail = {"cache": cache, "outcome": outcome, "key": said.get("key"), "reason": _bypass(said)}
+            detail = CacheDetail(cache=cache, outcome=outcome, key=said.get("key"), reason=_bypass(said))
             return [self._owned("cache", record, detail)]
         return []
 
@@ -297,7 +284,7 @@ class Assembler:
             return []
         digest = hashlib.sha256(record.payload.encode()).hexdigest()
         self._keep(digest, record.payload)
-        event = self._owned("graph_output", record, {"name": record.name})
+        event = self._owned("graph_output", record, GraphDetail(name=record.name))
         return [dataclasses.replace(event, payloads={record.name: digest})]
 
     def _symbol(self, record: Record) -> None:
@@ -306,11 +293,11 @@ class Assembler:
         if record.name == "create_unbacked_symbol":
             state.unbacked = True
         wanted = ("symbol", "val", "value", "vr", "source", "sources", "reason")
-        symbol = {"record": record.name, **{k: data[k] for k in wanted if k in data}}
+        symbol = Symbol(record=record.name, **{k: data[k] for k in wanted if k in data})
         if symbol not in state.symbols[-_SYMBOLS:] and len(state.symbols) < _SYMBOLS:
             state.symbols.append(symbol)
 
-    def _owned(self, kind: str, record: Record, detail: Mapping[str, Any]) -> Event:
+    def _owned(self, kind: str, record: Record, detail: Detail) -> Event:
         """An event of a compile that may be over (a backward, a cache): it belongs to the block that
         compiled.
         """
@@ -335,6 +322,22 @@ class Assembler:
             code=state.code,
             **values,
         )
+
+
+def _missed(cls: type[_M], state: Compile, *, raised: bool, **limit: Any) -> _M:
+    """The detail of a recompile or a limit hit from what is known of the compile."""
+    return cls(
+        entries=len(state.reasons),
+        changed=state.changed,
+        guard_block=state.guard_block,
+        arguments=state.arguments,
+        parameters=state.parameters,
+        self_name=state.self_name,
+        fullgraph=state.fullgraph,
+        under_checkpoint=state.under_checkpoint,
+        raised=raised,
+        **limit,
+    )
 
 
 def _limit(reason: str) -> tuple[str, int | None]:

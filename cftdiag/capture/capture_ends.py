@@ -7,6 +7,7 @@ from typing import Any
 
 from cftdiag.capture import torch_texts
 from cftdiag.capture.compile_state import Compile
+from cftdiag.details import BreakDetail, ErrorDetail
 from cftdiag.events import Frame
 
 
@@ -35,39 +36,39 @@ class Reported:
         return True
 
 
-def break_detail(text: str, exception: str, state: Compile, fullgraph: bool | None) -> dict[str, Any]:
-    """``detail`` of a ``graph_break`` event from the text of the break and the class of the exception behind
+def break_detail(text: str, exception: str, state: Compile, fullgraph: bool | None) -> BreakDetail:
+    """A break from the text of the break and the class of the exception behind
     it.
     """
     said = torch_texts.parse_break(text)
     operator = said.operator or ""
-    return {
-        "gb_id": said.gb_id,
-        "gb_type": said.gb_type if said.structured or not exception else exception,
-        "reason": said.reason,
-        "explanation": said.explanation,
-        "hints": list(said.hints),
-        "context": said.context,
-        "fullgraph": fullgraph,
-        "operator": said.operator,
-        "in_checkpoint": "checkpoint" in operator,
-        "in_autograd_function": "autograd.Function" in operator or "autograd_function" in operator,
-        "under_checkpoint": state.under_checkpoint,
-        "skips_frame": "falling back to eager" in text or "fall back to eager" in text,
-        "resumed": state.resumed,
-        "exception": exception or "Unsupported",
-    }
+    return BreakDetail(
+        gb_id=said.gb_id,
+        gb_type=said.gb_type if said.structured or not exception else exception,
+        reason=said.reason,
+        explanation=said.explanation,
+        hints=said.hints,
+        context=said.context,
+        fullgraph=fullgraph,
+        operator=said.operator,
+        in_checkpoint="checkpoint" in operator,
+        in_autograd_function="autograd.Function" in operator or "autograd_function" in operator,
+        under_checkpoint=state.under_checkpoint,
+        skips_frame="falling back to eager" in text or "fall back to eager" in text,
+        resumed=state.resumed,
+        exception=exception or "Unsupported",
+    )
 
 
-def error_detail(text: str, exception: str, state: Compile) -> dict[str, Any]:
-    """``detail`` of an ``error`` event: the compile failed, and not because the program cannot be captured."""
-    return {
-        "type": exception,
-        "message": torch_texts.message(text).strip()[:4000],
-        "phase": "backend" if "Backend" in exception else "dynamo",
-        "fullgraph": state.fullgraph,
-        "under_checkpoint": state.under_checkpoint,
-    }
+def error_detail(text: str, exception: str, state: Compile) -> ErrorDetail:
+    """An error: the compile failed, and not because the program cannot be captured."""
+    return ErrorDetail(
+        type=exception,
+        message=torch_texts.message(text).strip()[:4000],
+        phase="backend" if "Backend" in exception else "dynamo",
+        fullgraph=state.fullgraph,
+        under_checkpoint=state.under_checkpoint,
+    )
 
 
 def differentiated_again(error: BaseException) -> bool:

@@ -65,7 +65,7 @@ class CompileRequests:
 
     def see(self, event: Event) -> None:
         """Take in an event: whatever was compiled, broke or failed is no longer silent."""
-        if event.kind == "compile" and (event.detail.get("status") != "ok" or not event.detail.get("ops")):
+        if event.kind == "compile" and (event.compiled.status != "ok" or not event.compiled.ops):
             return
         if event.kind in ("compile", "graph_break", "limit_hit", "error"):
             if event.code is not None:

@@ -7,7 +7,11 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from cftdiag.capture.recompile_reasons import Miss
+from cftdiag.details import Argument, Symbol
 from cftdiag.events import RESUME, Code, Frame, Guard, Reason
+
+#: Source -> (value of the entry, value met) of what differs.
+Changed = dict[str, tuple[str | None, str | None]]
 
 
 class Live(Protocol):
@@ -17,10 +21,12 @@ class Live(Protocol):
     code: Code | None
     block: str | None
     block_class: str | None
+    thread: str | None
+    """Name of the thread that compiles, where it is not the main one."""
     under_checkpoint: bool
     """Whether the compiled call runs inside ``torch.utils.checkpoint`` (forward or recomputation)."""
 
-    def arguments(self) -> dict[str, Any]:
+    def arguments(self) -> dict[str, Argument]:
         """Tensor and scalar arguments of the compiled frame by parameter name."""
 
     def self_name(self) -> str | None:
@@ -29,8 +35,8 @@ class Live(Protocol):
     def parameters(self) -> dict[str, str]:
         """``args[0]`` -> parameter name of the block's ``forward``."""
 
-    def misses(self, found: list[Miss]) -> list[tuple[Miss, int | None, dict[str, list[str | None]]]]:
-        """Per reason: the reason with values met, the entry's failing guards, ``{source: [old, new]}``."""
+    def misses(self, found: list[Miss]) -> list[tuple[Miss, int | None, Changed]]:
+        """Per reason: the reason with values met, the entry's failing guards, ``{source: (old, new)}``."""
 
     def limit(self) -> tuple[str, int] | None:
         """(name of the limit that was hit, its value), where the compile ended by one."""
@@ -54,7 +60,7 @@ class Compile:
     block_class: str | None = None
     fullgraph: bool | None = None
     under_checkpoint: bool = False
-    arguments: dict[str, Any] = dataclasses.field(default_factory=dict)
+    arguments: dict[str, Argument] = dataclasses.field(default_factory=dict)
     parameters: dict[str, str] = dataclasses.field(default_factory=dict)
     self_name: str | None = None
     # a miss
@@ -62,11 +68,11 @@ class Compile:
     time: float = 0.0
     reasons: tuple[Reason, ...] = ()
     stack: tuple[Frame, ...] = ()
-    changed: dict[str, list[str | None]] = dataclasses.field(default_factory=dict)
+    changed: Changed = dataclasses.field(default_factory=dict)
     guard_block: str | None = None
     # a capture
     graphs: int = 0
-    symbols: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    symbols: list[Symbol] = dataclasses.field(default_factory=list)
     unbacked: bool = False
     breaks: int = 0
     error: str | None = None

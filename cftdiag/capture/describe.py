@@ -6,21 +6,24 @@ import os
 import sys
 from typing import Any
 
+from cftdiag.details import Argument, ScalarArgument, TensorArgument
 
-def describe(value: Any) -> dict[str, Any] | None:
-    """JSON form of an argument: a tensor's metadata or a scalar's value; None for anything else."""
+
+def describe(value: Any) -> Argument | None:
+    """What is told of an argument: a tensor's metadata or a scalar's value; None for anything else."""
     import torch
 
     if isinstance(value, torch.Tensor):
-        return {
-            "shape": [_size(n) for n in value.shape],
-            "dtype": str(value.dtype).removeprefix("torch."),
-            "requires_grad": bool(value.requires_grad),
-            "device": str(value.device),
-            "class": type(value).__name__,
-        }
+        return TensorArgument(
+            shape=tuple(_size(n) for n in value.shape),
+            dtype=str(value.dtype).removeprefix("torch."),
+            requires_grad=bool(value.requires_grad),
+            device=str(value.device),
+            cls=type(value).__name__,
+        )
     if value is None or isinstance(value, bool | int | float | str):
-        return {"value": value[:200] if isinstance(value, str) else value, "type": type(value).__name__}
+        told = value[:200] if isinstance(value, str) else value
+        return ScalarArgument(value=told, type=type(value).__name__)
     return None
 
 

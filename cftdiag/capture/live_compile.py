@@ -11,13 +11,16 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import sys
+import threading
 from types import CodeType, FrameType
 from typing import Any
 
 from cftdiag import guards
 from cftdiag.capture import cached_guards, recompile_reasons
 from cftdiag.capture.blocks import Blocks, strip, unwrap
+from cftdiag.capture.compile_state import Changed
 from cftdiag.capture.describe import describe, full_path
+from cftdiag.details import Argument
 from cftdiag.events import Code, Guard
 
 
@@ -44,6 +47,8 @@ class LiveCompile:
             else None
         )
         self.fullgraph: bool | None = locals_.get("one_graph")
+        thread = threading.current_thread()
+        self.thread = None if thread is threading.main_thread() else thread.name
         self._module, self._name = self._owner(above)
         self.block = None if self._name is None else blocks.block(self._name)
         self.block_class = None if self.block is None else blocks.cls(self.block)
@@ -71,7 +76,7 @@ class LiveCompile:
                 self._blocks.refresh()
         return None, None
 
-    def arguments(self) -> dict[str, Any]:
+    def arguments(self) -> dict[str, Argument]:
         """The frame's tensor and scalar arguments by the block's parameter names."""
         names = self.parameters()
         described = ((names.get(name, name), describe(value)) for name, value in self._argument_values())
@@ -104,7 +109,7 @@ class LiveCompile:
 
     def misses(
         self, found: list[recompile_reasons.Miss]
-    ) -> list[tuple[recompile_reasons.Miss, int | None, dict[str, list[str | None]]]]:
+    ) -> list[tuple[recompile_reasons.Miss, int | None, Changed]]:
         """Each reason completed with the values met, its entry's number of failing guards and what changed:
         ``{source: [old, new]}``.
         """
@@ -113,12 +118,12 @@ class LiveCompile:
 
     def _miss(
         self, miss: recompile_reasons.Miss, entry: Any
-    ) -> tuple[recompile_reasons.Miss, int | None, dict[str, list[str | None]]]:
+    ) -> tuple[recompile_reasons.Miss, int | None, Changed]:
         if entry is None or getattr(entry.guard_manager, "invalidation_reason", None) is not None:
             return miss, None, {}
         failed = cached_guards.failures(entry, self._frame_locals)
         guard = cached_guards.complete(miss.guard, cached_guards.scope_of(entry, self._frame_locals))
-        changed = {f.source: [f.expected, f.actual] for f in failed if f.source is not None}
+        changed = {f.source: (f.expected, f.actual) for f in failed if f.source is not None}
         stack = tuple(dataclasses.replace(frame, file=full_path(frame.file, None)) for frame in miss.stack)
         # one condition on a size is asserted in many forms: all shape expressions together are one guard
         count = sum(f.condition.stage != "shape" for f in failed) + any(

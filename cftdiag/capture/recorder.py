@@ -15,6 +15,7 @@ from cftdiag.capture.blocks import Blocks
 from cftdiag.capture.compile_state import Live
 from cftdiag.capture.record import CACHE_ARTIFACTS, GRAPHS, WANTED, Record
 from cftdiag.capture.tap import Tap, install, remove
+from cftdiag.details import BreakDetail, ErrorDetail, MissDetail
 from cftdiag.events import Event, Frame
 
 #: Records for which the Python stack is looked at.
@@ -131,13 +132,12 @@ class Recorder:
             step=self.step,
             microstep=self.microstep,
             stack=stack,
-            detail={
-                "type": type(error).__name__,
-                "message": str(error)[:4000],
-                "phase": phase,
-                "fullgraph": None,
-                "create_graph": capture_ends.differentiated_again(error),
-            },
+            detail=ErrorDetail(
+                type=type(error).__name__,
+                message=str(error)[:4000],
+                phase=phase,
+                create_graph=capture_ends.differentiated_again(error),
+            ),
         )
         with self._lock:
             self._emit([event])
@@ -200,12 +200,9 @@ class Recorder:
 
 def _exceptions(event: Event) -> tuple[str, ...]:
     """Class names of the exceptions that the event stands for."""
-    if event.kind == "graph_break" and event.detail.get("fullgraph"):
-        return (str(event.detail["exception"]),)
-    if event.kind == "limit_hit" and event.detail.get("raised"):
-        return ("FailOnRecompileLimitHit",)
-    if event.kind == "recompile" and event.detail.get("raised"):
-        return ("RecompileError",)
-    return (
-        (str(event.detail["type"]),) if event.kind == "error" and event.detail.get("phase") != "run" else ()
-    )
+    detail = event.detail
+    if isinstance(detail, BreakDetail) and detail.fullgraph:
+        return (detail.exception,)
+    if isinstance(detail, MissDetail) and detail.raised:
+        return ("FailOnRecompileLimitHit" if event.kind == "limit_hit" else "RecompileError",)
+    return (detail.type,) if isinstance(detail, ErrorDetail) and detail.phase != "run" else ()

@@ -125,7 +125,7 @@ def _compile() -> str | None:
 
 def _break() -> str | None:
     event = _only(_run(_breaking, 3), "graph_break")
-    told = (event.block, event.detail["gb_id"], event.stack[-1].function if event.stack else None)
+    told = (event.block, event.broke.gb_id, event.stack[-1].function if event.stack else None)
     return None if told == ("layers.0", "GB0025", "_breaking") else f"told as {told}"
 
 
@@ -138,12 +138,8 @@ def _fullgraph() -> str | None:
         try:
             torch.compile(_breaking, backend="eager", fullgraph=True)(torch.ones(3))
         except Exception as error:  # noqa: BLE001 - its class is private to torch and the point is the event
-            told = _only(rec, "graph_break").detail
-            return (
-                None
-                if told["fullgraph"] and told["exception"] == type(error).__name__
-                else f"told as {dict(told)}"
-            )
+            told = _only(rec, "graph_break").broke
+            return None if told.fullgraph and told.exception == type(error).__name__ else f"told as {told}"
     return "fullgraph=True did not refuse a break"
 
 
@@ -159,7 +155,7 @@ def _limit() -> str | None:
 
     with torch._dynamo.config.patch(recompile_limit=2):
         event = _only(_run(_identity, 3, 5, 7, dynamic=False), "limit_hit")
-    told = (event.detail["limit_kind"], event.detail["raised"], len(event.reasons))
+    told = (event.limited.limit_kind, event.limited.raised, len(event.reasons))
     return None if told == ("recompile_limit", False, 2) else f"told as {told}"
 
 

@@ -14,10 +14,14 @@ from cftdiag.check import data_forecast
 from cftdiag.check.data_forecast import Swept
 from cftdiag.check.proofs import Outcome
 from cftdiag.check.runner import BuiltPass, PassResult
-from cftdiag.diagnose import Block, Context, diagnose
+from cftdiag.details import ErrorDetail
+from cftdiag.diagnose import Block, Context, Probes, diagnose
+from cftdiag.diagnose.engine import probes
+from cftdiag.diagnose.engine.probes import LateHook, Numerics, SavedHook, SkippedFrame, Timeout
 from cftdiag.events import Event
 from cftdiag.findings import Finding
 from cftdiag.options import CheckOptions
+from cftdiag.passes.messages import NeverRan
 
 UNEVEN = "met when one expert is idle and one gets a single token"
 
@@ -59,35 +63,32 @@ def make_context(
     )
 
 
-def _probes(main: BuiltPass, options: CheckOptions, numerics: Mapping[str, Any] | None) -> dict[str, Any]:
-    program, result = main.program, main.result
-    probes: dict[str, Any] = {
-        "late_hooks": [] if result is None else list(result.late_hooks),
-        "saved_tensor_hooks": [] if result is None else list(result.saved_tensor_hooks),
-        "main_thread_limit": program.limit,
-    }
-    if options.compile_scope != "none":
-        probes["calls"] = dict(main.calls)
-    if numerics is not None:
-        probes["numerics"] = numerics
-    if main.raised is not None:
-        probes["captured_error"] = {"type": main.raised.error, "message": main.raised.message}
+def _probes(main: BuiltPass, options: CheckOptions, numerics: Mapping[str, Any] | None) -> Probes:
+    """What the passes found by watching."""
+    program, result, raised, last = main.program, main.result, main.raised, main.last
+    never: list[str] = []
+    silent: list[NeverRan] = []
     if main.ended and options.compile_scope != "none":
         by_block = not program.wrap and options.compile_scope in ("block", "block+loss")
         never = [b.fqn for b in program.blocks if by_block and not main.calls.get(b.fqn)]
-        silent = {n.name: n for n in (() if result is None else result.never_ran)}
-        if never or silent:
-            probes["never_run"] = list(dict.fromkeys((*never, *silent)))
+        silent = list({n.name: n for n in (() if result is None else result.never_ran)}.values())
+    stopped = main.outcome == "timeout" and last is not None and last.phase == "step"
+    return Probes(
+        late_hooks=() if result is None else probes.all_told(LateHook, result.late_hooks),
+        saved_tensor_hooks=() if result is None else probes.all_told(SavedHook, result.saved_tensor_hooks),
+        main_thread_limit=program.limit,
+        calls={} if options.compile_scope == "none" else dict(main.calls),
+        numerics=probes.told(Numerics, numerics),
+        captured_error=None if raised is None else ErrorDetail(type=raised.error, message=raised.message),
+        never_run=tuple(dict.fromkeys((*never, *(n.name for n in silent)))),
         # only what was called can have been skipped
-        probes["skipped_frames"] = [
-            {"block": n.name, "class": n.cls, "file": n.skipped_file}
-            for n in silent.values()
+        skipped_frames=tuple(
+            SkippedFrame(block=n.name, cls=n.cls, file=n.skipped_file)
+            for n in silent
             if n.skipped_file is not None and main.calls.get(n.name, 1)
-        ]
-    last = main.last
-    if main.outcome == "timeout" and last is not None and last.phase == "step":
-        probes["timeout"] = {"seconds": options.timeout, "phase": last.phase, "step": last.step}
-    return probes
+        ),
+        timeout=Timeout(seconds=options.timeout, step=last.step) if stopped and last is not None else None,
+    )
 
 
 def _graph_counts(main: BuiltPass) -> dict[str, int] | None:
@@ -127,7 +128,7 @@ def judge_sweep(before: Outcome, swept: Swept, context: Context) -> Outcome:
     events = [e for e in swept.events if e.kind != "graph_break"]
     lengths, sizes = data_forecast.by_step(events, swept.lead)
     at_data = dataclasses.replace(
-        context, lengths=lengths, batch_sizes=sizes, probes={}, graphs=None, fullgraph_breaks=()
+        context, lengths=lengths, batch_sizes=sizes, probes=Probes(), graphs=None, fullgraph_breaks=()
     )
     found = [f for f in diagnose(events, at_data) if f.kind in ("recompile", "limit_hit")]
     kept = [f for f in before.findings if f.kind not in ("recompile", "limit_hit")]
@@ -138,7 +139,7 @@ def recompile_causes(events: Sequence[Event], context: Context) -> dict[str, str
     """Compile id -> cause, for every recompile."""
     # each with what came before it, which tells a change in time from a difference between blocks; facts
     # that are not events stay out
-    alone = dataclasses.replace(context, probes={}, graphs=None, fullgraph_breaks=())
+    alone = dataclasses.replace(context, probes=Probes(), graphs=None, fullgraph_breaks=())
     causes: dict[str, str] = {}
     met: Counter[str] = Counter()
     for i, event in enumerate(events):
@@ -156,15 +157,13 @@ def recompile_causes(events: Sequence[Event], context: Context) -> dict[str, str
 
 def is_compile(event: Event) -> bool:
     """True for a graph of a forward region that came out."""
-    return event.kind == "compile" and event.detail.get("status") == "ok" and event.region != "backward"
+    return event.kind == "compile" and event.compiled.status == "ok" and event.region != "backward"
 
 
 def raised_events(result: PassResult) -> list[Event]:
     """An exception that left the step is an event too, unless the recorder has already told it."""
     raised = result.raised
-    if raised is None or any(
-        e.kind == "error" and e.detail.get("type") == raised.error for e in result.events
-    ):
+    if raised is None or any(e.kind == "error" and e.failed.type == raised.error for e in result.events):
         return []
     return [
         Event(
@@ -172,12 +171,12 @@ def raised_events(result: PassResult) -> list[Event]:
             time=time.time(),
             step=raised.step,
             stack=() if raised.where is None else (raised.where,),
-            detail={
-                "type": raised.error,
-                "message": raised.message,
-                "phase": "step",
-                "fullgraph": result.mode == "fullgraph",
-                "create_graph": raised.create_graph,
-            },
+            detail=ErrorDetail(
+                type=raised.error,
+                message=raised.message,
+                phase="step",
+                fullgraph=result.mode == "fullgraph",
+                create_graph=raised.create_graph,
+            ),
         )
     ]

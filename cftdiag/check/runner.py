@@ -70,7 +70,7 @@ class PassResult:
     @property
     def unbacked(self) -> bool:
         """True when a size or a number was read from a tensor inside a graph."""
-        return any(e.kind == "compile" and e.detail.get("unbacked") for e in self.events)
+        return any(e.kind == "compile" and e.compiled.unbacked for e in self.events)
 
     def has(self, kind: str) -> bool:
         return any(e.kind == kind for e in self.events)

@@ -71,7 +71,7 @@ def why_no_second(first: BuiltPass, *, forks: bool) -> str | None:
             return "every block was captured whole and no size or number was read from a tensor, so without fullgraph the same graphs come out"
         return None
     ended = first.ended and not first.has("graph_break")
-    compiled = all(e.detail.get("status") == "ok" for e in first.events if e.kind == "compile")
+    compiled = all(e.compiled.status == "ok" for e in first.events if e.kind == "compile")
     if ended and compiled and first.calls and all(first.graphs.get(fqn) for fqn in first.calls):
         return NO_BREAK
     return None

@@ -219,7 +219,7 @@ def _compiles(out: Outcome, names: Mapping[Key, str | None]) -> list[dict[str, A
                 "variant": shape.variant,
                 "block": event.block,
                 "code": None if event.code is None else event.code.qualname,
-                "status": event.detail.get("status"),
+                "status": event.compiled.status,
                 "seconds": round(_seconds(event) + backward.get(event.compile_id, 0.0), 3),
                 "recompile": reason is not None,
                 "guard": reason.guard.expression if reason is not None and reason.guard is not None else None,

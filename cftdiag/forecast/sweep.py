@@ -181,7 +181,8 @@ class _Sweep:
             if event.kind == "limit_hit":
                 if event.code is not None:
                     self.limited.add((event.code.file, event.code.line))
-                told = {key: event.detail.get(key) for key in ("limit", "limit_kind", "raised")}
+                hit = event.limited
+                told = {"limit": hit.limit, "limit_kind": hit.limit_kind, "raised": hit.raised}
                 where = {
                     "step": shape.step,
                     "batch_size": shape.batch_size,
@@ -189,7 +190,7 @@ class _Sweep:
                     "block": event.block,
                 }
                 self.out.limit = self.out.limit or {**where, **told}
-                if event.detail.get("raised"):
+                if hit.raised:
                     self.out.stopped = self.out.stopped or f"the recompile limit was hit at step {shape.step}"
         self.out.events += [(shape, event) for event in events]
 

@@ -87,8 +87,8 @@ class Rules:
             return [self._limit_hit(event)]
         if event.kind == "compile":
             return self._budget(event)
-        if event.kind == "error" and event.detail.get("type") == NOT_REACHED:
-            return [_alarm("never_run", event, str(event.detail.get("message") or ""))]
+        if event.kind == "error" and event.failed.type == NOT_REACHED:
+            return [_alarm("never_run", event, event.failed.message)]
         return []
 
     def _recompile(self, event: Event) -> list[Alarm]:
@@ -101,7 +101,7 @@ class Rules:
                     f"compiled again after warm-up ({self.warmup_steps} steps): {why(event)}",
                 )
             )
-        planned = self._planned(event) if self._planned is not None else event.detail.get("planned")
+        planned = self._planned(event) if self._planned is not None else event.detail.planned
         if planned is False:
             found.append(
                 _alarm("unplanned_recompile", event, f"compiled again outside the plan: {why(event)}")
@@ -109,21 +109,18 @@ class Rules:
         return found
 
     def _limit_hit(self, event: Event) -> Alarm:
-        limit = event.detail.get("limit")
+        hit = event.limited
         who = "every block that shares this code" if event.block else "this code"
         return _alarm(
             "limit_hit",
             event,
-            f"{event.detail.get('limit_kind') or 'recompile_limit'} ({limit}) reached: {who} now runs eager for new inputs; {why(event)}",
+            f"{hit.limit_kind or 'recompile_limit'} ({hit.limit}) reached: {who} now runs eager for new inputs; {why(event)}",
         )
 
     def _limit_near(self, event: Event) -> list[Alarm]:
-        entries = event.detail.get("entries")
+        entries = event.missed.entries
         name = event.code.qualname if event.code else event.block or "?"
-        if (
-            not (self.limit and isinstance(entries, int) and event.detail.get("under_checkpoint"))
-            or name in self._near
-        ):
+        if not self.limit or entries is None or not event.missed.under_checkpoint or name in self._near:
             return []
         if entries + 1 < self.limit - NEAR:
             return []
@@ -153,11 +150,11 @@ class Rules:
 
 def why(event: Event) -> str:
     """``seq_len; guard L['x'].size()[1] == 5; fix: mark the length dynamic``, as far as it is known."""
-    parts = [str(event.detail.get("cause") or "cause unknown")]
+    parts = [event.detail.cause or "cause unknown"]
     if event.guard is not None:
         parts.append(f"guard {' '.join(event.guard.expression.split())}")
-    if event.detail.get("remedy"):
-        parts.append(f"fix: {event.detail['remedy']}")
+    if event.detail.remedy:
+        parts.append(f"fix: {event.detail.remedy}")
     return "; ".join(parts)
 
 

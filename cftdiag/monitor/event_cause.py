@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 
+from cftdiag.details import TensorArgument
 from cftdiag.events import Event
 from cftdiag.findings import Finding
 
@@ -28,13 +29,14 @@ class LiveDiagnosis:
         """
         if event.kind in KEPT:
             self._events.append(event)
-        if event.kind not in TOLD or "cause" in event.detail:
+        if event.kind not in TOLD or event.detail.cause is not None:
             return event
         finding = self._finding(event)
         if finding is None:
             return event
         remedy = finding.remedies[0].summary if finding.remedies else None
-        return dataclasses.replace(event, detail={**event.detail, "cause": finding.cause, "remedy": remedy})
+        detail = dataclasses.replace(event.detail, cause=finding.cause, remedy=remedy)
+        return dataclasses.replace(event, detail=detail)
 
     def _finding(self, event: Event) -> Finding | None:
         from cftdiag.diagnose import Context, diagnose
@@ -64,8 +66,8 @@ def matches(finding: Finding, event: Event, guard: str | None) -> bool:
 def argument_shape(event: Event) -> tuple[int, int] | None:
     """(rows, length) of the first argument of two dimensions or more of the frame that an event is about."""
     shapes = [
-        value["shape"]
-        for value in (event.detail.get("arguments") or {}).values()
-        if len(value.get("shape") or ()) >= 2
+        value.shape
+        for value in event.arguments.values()
+        if isinstance(value, TensorArgument) and len(value.shape) >= 2
     ]
     return (int(shapes[0][0]), int(shapes[0][1])) if shapes else None

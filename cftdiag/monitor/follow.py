@@ -65,9 +65,8 @@ class Tail:
                 continue  # a damaged line; the report tells of it
             if event.kind != "step":
                 news.events.append(event)
-            elif "session" in event.detail:
-                news.heads.append(event.detail["session"])
-            elif "blocks" in event.detail:
-                news.blocks += [(str(name), str(cls)) for name, cls in event.detail["blocks"]]
-            elif "seconds" in event.detail:
-                news.steps += steps_of(event)
+                continue
+            if event.noted.session is not None:
+                news.heads.append(event.noted.session)
+            news.blocks += event.noted.blocks or ()
+            news.steps += steps_of(event)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from cftdiag.details import StepDetail
 from cftdiag.events import Event
 from cftdiag.monitor import rundir
 
@@ -47,7 +48,7 @@ class Journal:
         self._lost_told = 0
         self._first = 0
         self._seconds: list[float] = []
-        self._shapes: list[Sequence[Sequence[int]]] = []
+        self._shapes: list[tuple[tuple[int, int], ...]] = []
         self._flush_at = 0.0
         self._recent = 0.0
         self._state: rundir.State | None = None
@@ -67,11 +68,11 @@ class Journal:
 
     def session(self, facts: Mapping[str, Any]) -> None:
         """Write the head of a session."""
-        self.note(0, {"session": dict(facts)})
+        self.note(0, StepDetail(session=dict(facts)))
 
     def end(self, step: int, facts: Mapping[str, Any], state: Mapping[str, Any]) -> None:
         """Write what is pending, the end of the session and the last state, and close the files."""
-        self.note(step, {"end": dict(facts)})
+        self.note(step, StepDetail(end=dict(facts)))
         self.state(state)
         if self._state is not None:
             self._state.close()
@@ -85,10 +86,8 @@ class Journal:
         self.flush()
         self._write(event)
 
-    def note(self, step: int, detail: Mapping[str, Any]) -> None:
-        """Write a line of kind ``step`` that stands for no step: ``{"blocks": [[name, class], ...]}``, the
-        compiled modules.
-        """
+    def note(self, step: int, detail: StepDetail) -> None:
+        """Write a line of kind ``step`` that stands for no step, such as the compiled modules."""
         self.flush()
         self._write(self._note(step, detail))
 
@@ -108,14 +107,14 @@ class Journal:
                 f"cannot write {path} ({error.strerror or error}); the training goes on, graphs are not kept"
             )
 
-    def step(self, step: int, seconds: float, shapes: Sequence[Sequence[int]], now: float) -> bool:
+    def step(self, step: int, seconds: float, shapes: Sequence[tuple[int, int]], now: float) -> bool:
         """Note one finished step; True when the batch was written. ``now`` is ``time.perf_counter()``."""
         if not self._seconds:
             self._first = step
             if not self._flush_at:
                 self._flush_at = now
         self._seconds.append(seconds)
-        self._shapes.append(shapes)
+        self._shapes.append(tuple(shapes))
         if now < self._flush_at and len(self._seconds) < FLUSH_STEPS:
             return False
         self._flush_at = now + FLUSH_S
@@ -126,9 +125,11 @@ class Journal:
         """Write the steps noted so far."""
         if not self._seconds:
             return
-        detail: dict[str, Any] = {"first": self._first, "seconds": [round(s, 6) for s in self._seconds]}
-        if any(self._shapes):
-            detail["shapes"] = self._shapes
+        detail = StepDetail(
+            first=self._first,
+            seconds=tuple(round(s, 6) for s in self._seconds),
+            shapes=tuple(self._shapes) if any(self._shapes) else None,
+        )
         last = self._first + len(self._seconds) - 1
         self._recent = sum(self._seconds) / len(self._seconds)
         self._seconds, self._shapes = [], []
@@ -154,7 +155,7 @@ class Journal:
                 f"cannot write {self.directory} ({error.strerror or error}); the training goes on, the live view stands still"
             )
 
-    def _note(self, step: int, detail: Mapping[str, Any]) -> Event:
+    def _note(self, step: int, detail: StepDetail) -> Event:
         return Event(kind="step", time=time.time(), rank=self.rank, step=step, detail=detail)
 
     def _write(self, event: Event) -> None:
@@ -165,5 +166,5 @@ class Journal:
             self._copy(line)
         if self._lines.write(line) and self._lines.lost > self._lost_told:
             lost, self._lost_told = self._lines.lost - self._lost_told, self._lines.lost
-            note = dataclasses.replace(self._note(event.step, {"lost": lost}), time=time.time())
+            note = dataclasses.replace(self._note(event.step, StepDetail(lost=lost)), time=time.time())
             self._lines.write(note.to_line() + "\n")

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
+from cftdiag.details import Detail, ErrorDetail, StepDetail
 from cftdiag.events import Event
 from cftdiag.monitor import process_info
 from cftdiag.monitor.alarms import NOT_REACHED, RECOMPILE_KINDS, Alarm, Rules, why
@@ -308,16 +309,14 @@ class Monitor:
                 "Optimizer.step is compiled, so its calls cannot be counted; call Monitor.step() after each step"
             )
 
-    def _seen(self, event: Event) -> dict[str, Any]:
+    def _seen(self, event: Event) -> Detail:
         """The event's detail with what only the monitor knows: the batch, and whether the plan foresees the
         compile.
         """
-        detail = dict(event.detail)
         batch = self._shapes[-1] if self._shapes else argument_shape(event)
-        if batch is not None:
-            detail["batch"] = list(batch)
+        detail = dataclasses.replace(event.detail, batch=batch)
         if self._planned is not None and event.kind in ("compile", "recompile"):
-            detail["planned"] = self._planned.foresees(event, batch)
+            detail = dataclasses.replace(detail, planned=self._planned.foresees(event, batch))
         return detail
 
     def _compile_started(self, compile_id: str) -> None:
@@ -414,7 +413,7 @@ class Monitor:
                 "kind": last.kind,
                 "step": last.step,
                 "block": last.block,
-                "cause": last.detail.get("cause"),
+                "cause": last.detail.cause,
             },
             "group_timeout": self._watched.group_timeout(),
             "ended": ended,
@@ -428,7 +427,7 @@ class Monitor:
     def _check_watched(self) -> None:
         found = self._watched.install()
         if found and self._journal is not None:
-            self._journal.note(self.steps, {"blocks": found})
+            self._journal.note(self.steps, StepDetail(blocks=tuple(found)))
         if self.steps == self._warmup_steps + 1:
             self._tell_never_run()
 
@@ -438,14 +437,13 @@ class Monitor:
             return
         self._told_never_run = True
         for never in self._watched.never_run():
-            detail = {
-                "type": NOT_REACHED,
-                "cause": NOT_REACHED,
-                "message": never.message(self.steps),
-                "skipped_file": never.skipped_file,
-                "phase": "monitor",
-                "fullgraph": None,
-            }
+            detail = ErrorDetail(
+                type=NOT_REACHED,
+                cause=NOT_REACHED,
+                message=never.message(self.steps),
+                skipped_file=never.skipped_file,
+                phase="monitor",
+            )
             self._on_event(
                 Event(
                     kind="error",

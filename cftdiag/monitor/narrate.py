@@ -85,7 +85,7 @@ class Narrator:
                 event.kind,
                 event.block,
                 event.code,
-                event.detail.get("cause"),
+                event.detail.cause,
                 event.guard and event.guard.expression,
             )
             _, events, said = self._waiting.setdefault(key, (time.monotonic(), [], []))
@@ -101,7 +101,7 @@ class Narrator:
     def _say(self, events: list[Event], marks: list[str]) -> None:
         event = events[0]
         ranks = sorted({e.rank for e in events})
-        batch = event.detail.get("batch")
+        batch = event.detail.batch
         facts = [
             f"step {event.step}",
             ranks_text(ranks),
@@ -110,10 +110,8 @@ class Narrator:
         if batch:
             facts.append(f"batch {' x '.join(map(str, batch))}")
         text = ", ".join(facts) + f": {why(event) if event.kind in TOLD else ''}"
-        if event.kind == "error" and not event.detail.get("cause"):
-            text = (
-                ", ".join(facts) + f": {event.detail.get('type')}: {str(event.detail.get('message'))[:200]}"
-            )
+        if event.kind == "error" and not event.detail.cause:
+            text = ", ".join(facts) + f": {event.failed.type}: {event.failed.message[:200]}"
         self._lines += 1
         if self._lines <= MAX_LINES:
             self._print(f"{text}{''.join(f' [{mark}]' for mark in marks)}")

@@ -7,6 +7,7 @@ import functools
 import os
 from typing import Any
 
+from cftdiag.details import plain
 from cftdiag.findings import Finding
 from cftdiag.monitor import run_report
 from cftdiag.monitor.run_files import RunFiles, read_run
@@ -66,7 +67,7 @@ def report(
 
 
 def _row(item: Any) -> dict[str, Any]:
-    row = dataclasses.asdict(item)
+    row = plain(item)
     for key in ("code", "guard", "where"):
         value = row.get(key)
         if isinstance(value, dict):

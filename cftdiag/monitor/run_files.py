@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -162,21 +162,19 @@ def _sessions(file: Path, problems: list[str]) -> Iterator[Session]:
     """The sessions of one rank's file: a restarted rank appends to it."""
     current: Session | None = None
     for event in read_lines(file, problems):
-        head = event.detail.get("session") if event.kind == "step" else None
+        note = event.noted if event.kind == "step" else None
+        head = note.session if note is not None else None
         if head is not None or current is None:
             if current is not None:
                 yield current
             current = Session(rank=event.rank, file=file.name, head=head or {})
-        if event.kind != "step":
+        if note is None:
             current.events.append(event)
-        elif "end" in event.detail:
-            current.end = event.detail["end"]
-        elif "blocks" in event.detail:
-            current.blocks += [(str(name), str(cls)) for name, cls in event.detail["blocks"]]
-        elif "lost" in event.detail:
-            current.lost += int(event.detail["lost"])
-        elif "seconds" in event.detail:
-            current.steps += steps_of(event)
+            continue
+        current.end = note.end if note.end is not None else current.end
+        current.blocks += note.blocks or ()
+        current.lost += note.lost or 0
+        current.steps += steps_of(event)
     if current is not None:
         yield current
 
@@ -200,16 +198,15 @@ def read_lines(file: Path, problems: list[str] | None = None, offset: int = 0) -
 
 
 def steps_of(event: Event) -> list[Step]:
-    """The steps that one line of kind ``step`` stands for."""
-    seconds: Sequence[float] = event.detail["seconds"]
-    shapes = event.detail.get("shapes") or [()] * len(seconds)
-    first = int(event.detail["first"])
+    """The steps that one line of kind ``step`` stands for; none for a note."""
+    seconds = event.noted.seconds or ()
+    shapes = event.noted.shapes or [()] * len(seconds)
+    first = event.noted.first or 0
     found: list[Step] = []
     left = float(sum(seconds))
     for i, (took, batch) in enumerate(zip(seconds, shapes, strict=False)):
         left -= took
-        sizes = tuple((int(rows), int(length)) for rows, length in batch)
         found.append(
-            Step(rank=event.rank, step=first + i, seconds=took, time=event.time - left, shapes=sizes)
+            Step(rank=event.rank, step=first + i, seconds=took, time=event.time - left, shapes=batch)
         )
     return found

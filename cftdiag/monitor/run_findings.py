@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from cftdiag.diagnose import Block, Context, diagnose
+from cftdiag.diagnose import Block, Context, Probes, diagnose
+from cftdiag.diagnose.engine.probes import SkippedFrame
+from cftdiag.events import Event
 from cftdiag.findings import SEVERITIES, Finding
 from cftdiag.monitor.alarms import NOT_REACHED
 from cftdiag.monitor.divergence import divergences, finding, ranks_text
@@ -23,7 +25,7 @@ def findings(run: RunFiles) -> tuple[Finding, ...]:
     joined: dict[tuple[object, ...], tuple[Finding, list[int]]] = {}
     for session in run.sessions:
         # What the monitor found by itself is no exception of torch: the context tells it.
-        events = [e for e in session.events if e.detail.get("type") != NOT_REACHED]
+        events = [e for e in session.events if not _not_reached(e)]
         for found in diagnose(events, context(session)):
             key = (found.kind, found.cause, found.where, found.guard if found.where.file is None else None)
             if key in joined:
@@ -51,16 +53,13 @@ def context(session: Session) -> Context:
         if fqn != "<root>"
     )
     batches = _batches(session)
-    checkpointed = any(e.detail.get("under_checkpoint") for e in session.events)
-    silent = [e for e in session.events if e.detail.get("type") == NOT_REACHED]
-    probes: dict[str, Any] = {}
-    if silent:
-        probes["never_run"] = [e.block or e.block_class for e in silent]
-        probes["skipped_frames"] = [
-            {"block": e.block, "class": e.block_class, "file": e.detail["skipped_file"]}
-            for e in silent
-            if e.detail.get("skipped_file")
-        ]
+    checkpointed = any(e.under_checkpoint for e in session.events)
+    silent = [e for e in session.events if _not_reached(e)]
+    skipped = tuple(
+        SkippedFrame(block=e.block, cls=e.block_class, file=e.failed.skipped_file)
+        for e in silent
+        if e.failed.skipped_file
+    )
     return Context(
         blocks=blocks,
         lengths=[length for _, length in batches],
@@ -70,15 +69,22 @@ def context(session: Session) -> Context:
         wrap=True,
         ac="full" if checkpointed else "none",
         limit=_limit(session),
-        probes=probes,
+        probes=Probes(
+            never_run=tuple(e.block or e.block_class or "?" for e in silent), skipped_frames=skipped
+        ),
     )
+
+
+def _not_reached(event: Event) -> bool:
+    """True for what the monitor found by itself."""
+    return event.kind == "error" and event.failed.type == NOT_REACHED
 
 
 def _limit(session: Session) -> int:
     """The limit that was hit, where one was (a program may set it after the monitor has started), else the
     one at the start.
     """
-    hit = [e.detail["limit"] for e in session.events if e.kind == "limit_hit" and e.detail.get("limit")]
+    hit = [e.limited.limit for e in session.events if e.kind == "limit_hit" and e.limited.limit]
     return int(max(hit, default=(session.head.get("settings") or {}).get("limit") or 8))
 
 

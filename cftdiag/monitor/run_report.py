@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from cftdiag.details import plain
 from cftdiag.events import Event
 from cftdiag.findings import Finding, verdict
 from cftdiag.monitor.alarms import Rules
@@ -147,7 +148,7 @@ def _rank(run: RunFiles, rank: int) -> dict[str, Any]:
 
 def _row(run: RunFiles, event: Event, findings: Sequence[Finding]) -> dict[str, Any]:
     where = event.stack[-1] if event.stack else None
-    detail: Mapping[str, Any] = event.detail
+    detail = event.detail
     row: dict[str, Any] = {
         "rank": event.rank,
         "step": event.step,
@@ -156,35 +157,35 @@ def _row(run: RunFiles, event: Event, findings: Sequence[Finding]) -> dict[str, 
         "block": event.block,
         "class": event.block_class,
         "code": event.code.qualname if event.code else None,
-        "cause": detail.get("cause") or _cause(event, findings),
-        "batch": detail.get("batch"),
+        "cause": detail.cause or _cause(event, findings),
+        "batch": None if detail.batch is None else list(detail.batch),
         "seconds": _seconds(run, event),
         "guard": event.guard.expression if event.guard else None,
         "where": {"file": where.file, "line": where.line, "function": where.function, "code": where.code}
         if where
         else None,
-        "remedy": detail.get("remedy"),
+        "remedy": detail.remedy,
     }
     if event.kind == "compile":
         row.update(
             region=event.region,
-            status=detail.get("status"),
+            status=event.compiled.status,
             phases=dict(event.seconds),
-            graphs=detail.get("graphs"),
+            graphs=event.compiled.graphs,
         )
     elif event.kind == "recompile":
         row.update(
-            arguments=detail.get("arguments"),
-            changed=detail.get("changed"),
-            planned=detail.get("planned"),
-            entries=detail.get("entries"),
+            arguments=plain(event.missed.arguments),
+            changed=plain(event.missed.changed),
+            planned=detail.planned,
+            entries=event.missed.entries,
         )
     elif event.kind == "graph_break":
-        row.update(gb_id=detail.get("gb_id"), reason=detail.get("reason"))
+        row.update(gb_id=event.broke.gb_id, reason=event.broke.reason)
     elif event.kind == "limit_hit":
-        row.update(limit=detail.get("limit"), limit_kind=detail.get("limit_kind"))
+        row.update(limit=event.limited.limit, limit_kind=event.limited.limit_kind)
     elif event.kind == "error":
-        row.update(type=detail.get("type"), message=str(detail.get("message"))[:500])
+        row.update(type=event.failed.type, message=event.failed.message[:500])
     return row
 
 

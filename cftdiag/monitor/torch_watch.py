@@ -81,7 +81,7 @@ class Watched:
         self._requests.see(event)
         if event.kind == "compile":
             self.pending = True
-            if event.detail.get("status") == "ok":
+            if event.compiled.status == "ok":
                 self._compiled |= {
                     event.block,
                     event.block_class,

@@ -116,7 +116,6 @@ class Watch:
             {
                 "block": fqn,
                 "packs": 0,
-                "unpacks": None,
                 "file": file,
                 "line": getattr(code, "co_firstlineno", None),
             },

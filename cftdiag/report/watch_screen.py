@@ -144,7 +144,7 @@ def event_lines(view: View) -> list[Text]:
     for event, ranks in view.last:
         line = Text(f"  step {event.step}, rank {number_ranges(ranks)}  ")
         line.append(event.kind, style=_STYLES.get(event.kind, ""))
-        batch = event.detail.get("batch")
+        batch = event.detail.batch
         line.append(
             f"  {event.block or '?'}{'  batch ' + ' x '.join(map(str, batch)) if batch else ''}  {why(event)}"
         )

@@ -106,8 +106,8 @@ def test_a_checkpoint_wrapper_inside_the_compile() -> None:
     # The wrapper's forward takes *args: the guard is on args[0], which is the block's x.
     assert recompile.guard is not None
     assert recompile.guard.source == "L['args'][0].size()[1]"
-    assert recompile.detail["parameters"]["args[0]"] == "x"
-    assert recompile.detail["arguments"]["x"]["shape"] == [2, 5, 4]
+    assert recompile.missed.parameters["args[0]"] == "x"
+    assert recompile.arguments["x"].shape == (2, 5, 4)
 
 
 def test_a_checkpoint_around_the_compile() -> None:
@@ -125,7 +125,7 @@ def test_a_checkpoint_around_the_compile() -> None:
     [event] = [event for event in rec.events if event.kind == "graph_break"]
     assert event.block == "layers.1"
     # The break is in a block that is checkpointed from outside, not inside a checkpoint that was captured.
-    assert (event.detail["under_checkpoint"], event.detail["in_checkpoint"]) == (True, False)
+    assert (event.under_checkpoint, event.broke.in_checkpoint) == (True, False)
 
 
 def test_a_break_in_a_captured_checkpoint_is_marked() -> None:
@@ -141,8 +141,8 @@ def test_a_break_in_a_captured_checkpoint_is_marked() -> None:
     with Recorder(model) as rec:
         model(inputs())
     [event] = [event for event in rec.events if event.kind == "graph_break"]
-    assert event.detail["in_checkpoint"] is True
-    assert event.detail["operator"] == "torch.utils.checkpoint.checkpoint"
+    assert event.broke.in_checkpoint is True
+    assert event.broke.operator == "torch.utils.checkpoint.checkpoint"
 
 
 def test_transformers_gradient_checkpointing_layers() -> None:
@@ -167,7 +167,7 @@ def test_transformers_gradient_checkpointing_layers() -> None:
             model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
     assert {(block, cls) for _, block, cls in told(rec)} == {("model.layers.0", "Qwen3DecoderLayer")}
     first = rec.events[0]
-    assert first.detail["arguments"]["hidden_states"]["shape"] == [1, 12, 16]
+    assert first.arguments["hidden_states"].shape == (1, 12, 16)
 
 
 def test_fsdp2_over_the_fake_process_group(run_python: Callable[..., Any]) -> None:
@@ -216,7 +216,7 @@ def test_resume_functions_and_helpers_belong_to_their_block() -> None:
     with Recorder(model) as rec:
         model(inputs())
     assert {block for _, block, _ in told(rec)} == {"layers.0"}
-    resumed = [event for event in rec.events if event.detail.get("resumed")]
+    resumed = [event for event in rec.events if event.kind == "compile" and event.compiled.resumed]
     assert {event.region for event in resumed} == {
         event.code.qualname.rpartition(".")[2] for event in resumed if event.code
     }
@@ -253,7 +253,7 @@ def test_a_whole_model_recompile_names_the_block_whose_attribute_changed() -> No
         model.layers[2].broken = True
         model(inputs())
     event = next(event for event in rec.events if event.kind == "recompile")
-    assert (event.block, event.detail["guard_block"]) == ("<root>", "layers.2")
+    assert (event.block, event.missed.guard_block) == ("<root>", "layers.2")
 
 
 def test_without_a_model_the_outermost_module_on_the_stack_is_the_root() -> None:
@@ -357,7 +357,7 @@ def test_a_block_that_falls_to_eager_has_no_graphs() -> None:
     assert set(rec.graphs) == {"layers.0"}
     [event] = [event for event in rec.events if event.kind == "graph_break"]
     assert event.block == "layers.1"
-    assert event.detail["skips_frame"] is True
+    assert event.broke.skips_frame is True
 
 
 def test_counting_gives_one_backend_object_for_all_blocks() -> None:

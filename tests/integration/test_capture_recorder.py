@@ -15,6 +15,7 @@ from torch import nn
 
 from cftdiag.capture import Recorder, counting, track
 from cftdiag.capture.cached_guards import probe
+from cftdiag.details import ScalarArgument, TensorArgument
 from cftdiag.events import Event
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
@@ -87,11 +88,11 @@ def breaking(block: Any, x: torch.Tensor) -> torch.Tensor:
 def test_1_a_fullgraph_failure_is_a_break_event() -> None:
     rec = record(model_of(Block(breaking)), batch(), errors=True, fullgraph=True)
     [event] = of(rec, "graph_break")
-    assert event.detail["fullgraph"] is True
+    assert event.broke.fullgraph is True
     assert event.stack[-1].function == "breaking"
     # The exception that reached the loop is the same failure, not another error.
     assert of(rec, "error") == []
-    assert [e.detail["status"] for e in of(rec, "compile")] == ["failed"]
+    assert [e.compiled.status for e in of(rec, "compile")] == ["failed"]
 
 
 def test_2_a_limit_hit_is_not_a_break() -> None:
@@ -99,7 +100,7 @@ def test_2_a_limit_hit_is_not_a_break() -> None:
         rec = record(model_of(Block()), *(batch(n) for n in (3, 5, 7, 9)), dynamic=False)
     [event] = of(rec, "limit_hit")
     assert (event.step, event.block, event.compile_id) == (3, "layers.0", "0/2")
-    assert (event.detail["limit"], event.detail["limit_kind"], event.detail["raised"]) == (
+    assert (event.limited.limit, event.limited.limit_kind, event.missed.raised) == (
         2,
         "recompile_limit",
         False,
@@ -114,7 +115,7 @@ def test_2_with_fullgraph_a_limit_hit_raises_and_still_tells_its_limit() -> None
             model_of(Block()), *(batch(n) for n in (3, 5, 7)), errors=True, dynamic=False, fullgraph=True
         )
     [event] = of(rec, "limit_hit")
-    assert (event.detail["limit"], event.detail["raised"]) == (2, True)
+    assert (event.limited.limit, event.missed.raised) == (2, True)
     assert (of(rec, "graph_break"), of(rec, "error")) == ([], [])
 
 
@@ -122,7 +123,7 @@ def test_2_the_accumulated_limit_is_told_apart() -> None:
     with torch._dynamo.config.patch(accumulated_recompile_limit=2):
         rec = record(model_of(Block()), *(batch(n) for n in (3, 5, 7)), dynamic=False)
     [event] = of(rec, "limit_hit")
-    assert (event.detail["limit"], event.detail["limit_kind"]) == (2, "accumulated_recompile_limit")
+    assert (event.limited.limit, event.limited.limit_kind) == (2, "accumulated_recompile_limit")
 
 
 def test_3_item_breaks_without_fullgraph_and_is_captured_with_it() -> None:
@@ -130,12 +131,12 @@ def test_3_item_breaks_without_fullgraph_and_is_captured_with_it() -> None:
         return x * x.sum().item()
 
     plain = record(model_of(Block(item)), batch(), dynamic=True)
-    assert [e.detail["gb_id"] for e in of(plain, "graph_break")] == ["GB0124"]
+    assert [e.broke.gb_id for e in of(plain, "graph_break")] == ["GB0124"]
     torch._dynamo.reset()
     full = record(model_of(Block(item)), batch(), dynamic=True, fullgraph=True)
     assert of(full, "graph_break") == []
     [compiled] = of(full, "compile")
-    assert compiled.detail["unbacked"] is True
+    assert compiled.compiled.unbacked is True
 
 
 def test_3_a_data_dependent_failure_without_a_gb_id_is_a_break_too() -> None:
@@ -144,9 +145,9 @@ def test_3_a_data_dependent_failure_without_a_gb_id_is_a_break_too() -> None:
 
     rec = record(model_of(Block(branch)), batch(), errors=True, fullgraph=True)
     [event] = of(rec, "graph_break")
-    assert event.detail["gb_id"] is None
-    assert event.detail["gb_type"] == event.detail["exception"] == "UserError"
-    assert "data-dependent" in event.detail["reason"]
+    assert event.broke.gb_id is None
+    assert event.broke.gb_type == event.broke.exception == "UserError"
+    assert "data-dependent" in event.broke.reason
     assert event.stack[-1].function == "branch"
     assert of(rec, "error") == []
 
@@ -170,8 +171,8 @@ def test_5_a_frame_that_is_skipped_has_no_graphs_although_counted_ok() -> None:
     rec = record(model_of(Bare()), batch(grad=False))
     assert torch._dynamo.utils.counters["frames"]["ok"] > 0
     assert rec.graphs == {}
-    assert {e.detail["graphs"] for e in of(rec, "compile")} == {0}
-    assert "failed" in {e.detail["status"] for e in of(rec, "compile")}
+    assert {e.compiled.graphs for e in of(rec, "compile")} == {0}
+    assert "failed" in {e.compiled.status for e in of(rec, "compile")}
 
 
 def test_6_requires_grad_of_the_first_entry_does_not_hide_a_changed_length() -> None:
@@ -188,7 +189,7 @@ def test_6_requires_grad_of_the_first_entry_does_not_hide_a_changed_length() -> 
             "3",
             "5",
         )
-        assert event.detail["changed"] == {"L['x'].size()[1]": ["3", "5"]}
+        assert event.missed.changed == {"L['x'].size()[1]": ("3", "5")}
     last = recompiles[-1]
     # All entries are kept, most recently used first. The first two fail by one guard each: the size is
     # checked after requires_grad.
@@ -219,7 +220,7 @@ def test_8_events_of_another_thread_are_recorded_and_its_own_config_is_told() ->
         thread.start()
         thread.join()
     [event] = of(found[0], "limit_hit")
-    assert event.detail["limit"] == 1
+    assert event.limited.limit == 1
     assert [e.kind for e in outside.events] == [e.kind for e in found[0].events]
     assert found[0].graphs == {"layers.0": {"0/0"}}
 
@@ -245,8 +246,8 @@ def test_10_under_a_checkpoint_the_miss_is_marked() -> None:
         for length in (3, 5):
             checkpoint(block, batch(length), use_reentrant=False).sum().backward()
     [event] = of(rec, "recompile")
-    assert event.detail["under_checkpoint"] is True
-    assert [e.detail["under_checkpoint"] for e in of(rec, "compile") if e.region == "forward"] == [True, True]
+    assert event.under_checkpoint is True
+    assert [e.under_checkpoint for e in of(rec, "compile") if e.region == "forward"] == [True, True]
 
 
 # -- the closest entry ---------------------------------------------------------------------------------------
@@ -293,7 +294,7 @@ def test_grad_mode_is_told_and_not_the_requires_grad_that_follows_from_it() -> N
     assert guard is not None
     assert guard.expression.startswith("GLOBAL_STATE changed: grad_mode")
     assert (guard.expected, guard.actual) == ("True", "False")
-    assert event.detail["changed"]["grad_mode"] == ["True", "False"]
+    assert event.missed.changed["grad_mode"] == ("True", "False")
 
 
 def test_a_shape_expression_tells_the_size_met_and_the_line() -> None:
@@ -348,17 +349,13 @@ def test_arguments_of_the_frame_are_told_by_name() -> None:
 
     with Recorder() as rec:
         torch.compile(scale, backend="eager")(batch(), 2, True, None, [1])
-    found = of(rec, "compile")[0].detail["arguments"]
-    assert found["x"] == {
-        "shape": [2, 3, 4],
-        "dtype": "float32",
-        "requires_grad": True,
-        "device": "cpu",
-        "class": "Tensor",
-    }
-    assert found["k"] == {"value": 2, "type": "int"}
-    assert found["flag"] == {"value": True, "type": "bool"}
-    assert found["mask"] == {"value": None, "type": "NoneType"}
+    found = of(rec, "compile")[0].arguments
+    assert found["x"] == TensorArgument(
+        shape=(2, 3, 4), dtype="float32", requires_grad=True, device="cpu", cls="Tensor"
+    )
+    assert found["k"] == ScalarArgument(value=2, type="int")
+    assert found["flag"] == ScalarArgument(value=True, type="bool")
+    assert found["mask"] == ScalarArgument(value=None, type="NoneType")
     assert "things" not in found
 
 
@@ -370,7 +367,7 @@ def test_error_on_recompile_raises_before_torch_traces_the_reasons_which_are_tol
         with pytest.raises(torch._dynamo.exc.RecompileError):
             block(batch(5))
     [event] = of(rec, "recompile")
-    assert event.detail["raised"] is True
+    assert event.missed.raised is True
     assert event.guard is not None
     assert (event.guard.source, event.guard.actual) == ("L['x'].size()[1]", "5")
 
@@ -381,7 +378,7 @@ def test_a_backend_that_raises_is_an_error_event() -> None:
 
     rec = record(model_of(Block()), batch(), errors=True, backend=bad)
     [event] = of(rec, "error")
-    assert (event.detail["type"], event.detail["phase"], event.block) == (
+    assert (event.failed.type, event.failed.phase, event.block) == (
         "BackendCompilerFailed",
         "backend",
         "layers.0",
@@ -396,7 +393,7 @@ def test_an_error_of_the_training_loop_is_recorded_on_request() -> None:
         except KeyError as error:
             rec.error(error)
     [event] = rec.events
-    assert (event.kind, event.step, event.detail["type"], event.detail["phase"]) == (
+    assert (event.kind, event.step, event.failed.type, event.failed.phase) == (
         "error",
         7,
         "KeyError",
@@ -634,7 +631,7 @@ def test_graphs_are_kept_by_content_on_request() -> None:
     block.compile(backend="aot_eager")
     with Recorder(model_of(block), keep_payloads=True) as rec:
         block(batch())
-    names = [e.detail["name"] for e in of(rec, "graph_output")]
+    names = [e.detail.name for e in of(rec, "graph_output")]
     assert "dynamo_output_graph" in names
     for event in of(rec, "graph_output"):
         [digest] = event.payloads.values()

@@ -84,7 +84,7 @@ def test_what_a_recompile_does(warm: Warm) -> None:
 
         seen, alarms = [], []
         m, reached, alarm = train(on_recompile=seen.append, on_alarm=alarms.append)
-        assert [(e.kind, e.step, e.detail["cause"], e.detail["batch"]) for e in seen] == [("recompile", 4, "seq_len", [2, 5])]
+        assert [(e.kind, e.step, e.detail.cause, e.detail.batch) for e in seen] == [("recompile", 4, "seq_len", (2, 5))]
         assert [a.kind for a in alarms] == ["recompile_after_warmup"] and reached[-1] == 5
 
         def broken(event):

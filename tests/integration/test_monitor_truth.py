@@ -113,7 +113,9 @@ def break_lines(out: Path) -> set[tuple[str, int]]:
 
 
 def count(events: list[Event], kind: str, **detail: object) -> collections.Counter[str]:
-    chosen = [e for e in events if e.kind == kind and all(e.detail.get(k) == v for k, v in detail.items())]
+    chosen = [
+        e for e in events if e.kind == kind and all(getattr(e.detail, k) == v for k, v in detail.items())
+    ]
     return collections.Counter(e.compile_id or "" for e in chosen)
 
 
@@ -142,7 +144,7 @@ def test_events_agree_with_tlparse(run_python: Run, tmp_path: Path, name: str) -
         breaks = {
             (e.compile_id or "", e.stack[-1].line)
             for e in events
-            if e.kind == "graph_break" and not e.detail["fullgraph"]
+            if e.kind == "graph_break" and not e.broke.fullgraph
         }
         if name == "item":
             # torch reports a break again for each frame that it passes on its way out; it is one break, told
@@ -152,7 +154,7 @@ def test_events_agree_with_tlparse(run_python: Run, tmp_path: Path, name: str) -
             assert breaks == lines, source
             assert count(events, "graph_break", fullgraph=False) == said("dynamo_graph_break_reason"), source
         graphs = collections.Counter(
-            {e.compile_id or "": n for e in events if e.kind == "compile" and (n := e.detail.get("graphs"))}
+            {e.compile_id or "": n for e in events if e.kind == "compile" and (n := e.compiled.graphs)}
         )
         assert graphs == said("dynamo_output_graph"), source
     # What a live process adds is names and steps, never another number of events.

@@ -7,7 +7,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from cftdiag.details import StepDetail
 from cftdiag.events import Code, Event, Guard, Reason
+from tests.unit.event_samples import detail as detail_of
 
 CODE = Code(qualname="Block.forward", file="/m/model.py", line=12)
 
@@ -37,6 +39,7 @@ def event(
         values["reasons"] = (Reason(entry="0/0", guard=values["guard"], closest=True),)
     values.setdefault("compile_id", "0/0" if kind == "compile" else "0/1")
     when = 1000.0 + step if time is None else time
+    values["detail"] = detail_of(kind, values.get("detail", {}))
     return Event(
         kind=kind, time=when, rank=rank, step=step, block=block, block_class="Block", code=CODE, **values
     )
@@ -75,7 +78,7 @@ def head(rank: int = 0, world_size: int = 1, **settings: Any) -> Event:
         "environment": {"torch": "2.13.0", "python": "3.11"},
         "settings": {"warmup_steps": 10, "limit": 8, **settings},
     }
-    return Event(kind="step", time=1000.0, rank=rank, detail={"session": facts})
+    return Event(kind="step", time=1000.0, rank=rank, detail=StepDetail(session=facts))
 
 
 def steps(
@@ -91,7 +94,11 @@ def steps(
         detail["shapes"] = shapes
     last = first + len(seconds) - 1
     return Event(
-        kind="step", time=1000.0 + last if time is None else time, rank=rank, step=last, detail=detail
+        kind="step",
+        time=1000.0 + last if time is None else time,
+        rank=rank,
+        step=last,
+        detail=detail_of("step", detail),
     )
 
 
@@ -102,7 +109,7 @@ def end(step: int, rank: int = 0, **facts: Any) -> Event:
         time=2000.0,
         rank=rank,
         step=step,
-        detail={"end": {"steps": step, "alarms": [], "guards": None, **facts}},
+        detail=StepDetail(end={"steps": step, "alarms": [], "guards": None, **facts}),
     )
 
 

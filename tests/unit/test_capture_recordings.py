@@ -38,12 +38,12 @@ def test_a_break_that_bubbles_up_is_told_once_per_compile_of_its_frame() -> None
     # The helper's own frame (1/0) breaks at the same line; so does the first attempt of every restarted
     # compile.
     assert [event.compile_id for event in breaks] == ["0/0", "0/1"]
-    detail = breaks[0].detail
-    assert (detail["gb_id"], detail["gb_type"]) == ("GB0025", "Call to `torch._dynamo.graph_break()`")
-    assert detail["fullgraph"] is False
-    assert detail["hints"] == ["Remove the `torch._dynamo.graph_break()` call."]
-    assert detail["explanation"] == "User-inserted graph break. Message: None"
-    assert detail["context"] == "Called `torch._dynamo.graph_break()` with args `[]`, kwargs `{}`"
+    detail = breaks[0].broke
+    assert (detail.gb_id, detail.gb_type) == ("GB0025", "Call to `torch._dynamo.graph_break()`")
+    assert detail.fullgraph is False
+    assert detail.hints == ("Remove the `torch._dynamo.graph_break()` call.",)
+    assert detail.explanation == "User-inserted graph break. Message: None"
+    assert detail.context == "Called `torch._dynamo.graph_break()` with args `[]`, kwargs `{}`"
     last = breaks[0].stack[-1]
     assert (last.file, last.line, last.function, last.code) == (
         "/tmp/src/programs.py",
@@ -65,11 +65,11 @@ def test_a_fullgraph_failure_is_a_break_although_torch_traces_none() -> None:
     events = read("fullgraph")
     assert told(events) == [("graph_break", "0/0"), ("compile", "0/0")]
     event = only(events, "graph_break")
-    assert event.detail["fullgraph"] is True
-    assert event.detail["gb_id"] == "GB0025"
+    assert event.broke.fullgraph is True
+    assert event.broke.gb_id == "GB0025"
     assert event.stack[-1].line == 21
     compiled = only(events, "compile")
-    assert (compiled.detail["status"], compiled.detail["fail_type"], compiled.detail["graphs"]) == (
+    assert (compiled.compiled.status, compiled.compiled.fail_type, compiled.compiled.graphs) == (
         "failed",
         "Unsupported",
         0,
@@ -78,8 +78,8 @@ def test_a_fullgraph_failure_is_a_break_although_torch_traces_none() -> None:
 
 def test_a_data_dependent_branch_keeps_its_id_and_line() -> None:
     event = only(read("branch"), "graph_break")
-    assert event.detail["gb_id"] == "GB0170"
-    assert event.detail["gb_type"] == "Data-dependent branching"
+    assert event.broke.gb_id == "GB0170"
+    assert event.broke.gb_type == "Data-dependent branching"
     assert event.stack[-1].line == 30
 
 
@@ -122,7 +122,7 @@ def test_a_limit_hit_is_neither_a_break_nor_a_recompile(name: str, raised: bool,
         ("limit_hit", "0/2"),
     ]
     event = events[-1]
-    assert (event.detail["limit"], event.detail["limit_kind"], event.detail["raised"]) == (
+    assert (event.limited.limit, event.limited.limit_kind, event.detail.raised) == (
         limit,
         "recompile_limit",
         raised,
@@ -137,14 +137,14 @@ def test_a_limit_hit_is_neither_a_break_nor_a_recompile(name: str, raised: bool,
 def test_a_backend_that_raises_is_an_error_not_a_break() -> None:
     events = read("backend_error")
     assert told(events) == [("error", "0/0"), ("compile", "0/0")]
-    detail = only(events, "error").detail
-    assert (detail["type"], detail["phase"]) == ("BackendCompilerFailed", "backend")
-    assert "this backend is broken" in detail["message"]
+    detail = only(events, "error").failed
+    assert (detail.type, detail.phase) == ("BackendCompilerFailed", "backend")
+    assert "this backend is broken" in detail.message
 
 
 def test_cache_outcomes_and_seconds_by_phase() -> None:
     events = read("inductor")
-    caches = [(event.detail["cache"], event.detail["outcome"]) for event in events if event.kind == "cache"]
+    caches = [(event.cached.cache, event.cached.outcome) for event in events if event.kind == "cache"]
     assert caches == [("aotautograd", "miss"), ("fx_graph", "miss"), ("fx_graph", "miss")]
     forward, backward = (event for event in events if event.kind == "compile")
     assert forward.region == "forward"
@@ -157,9 +157,9 @@ def test_cache_outcomes_and_seconds_by_phase() -> None:
 
 def test_dynamic_sizes_are_told_as_symbols() -> None:
     last = [event for event in read("lengths") if event.kind == "compile" and event.region == "forward"][-1]
-    [symbol] = last.detail["symbols"]
-    assert (symbol["source"], symbol["val"]) == ("L['x'].size()[1]", "6")
-    assert last.detail["unbacked"] is False
+    [symbol] = last.compiled.symbols
+    assert (symbol.source, symbol.val) == ("L['x'].size()[1]", "6")
+    assert last.compiled.unbacked is False
 
 
 def test_events_survive_json() -> None:

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
-from cftdiag.diagnose import Block, Context, diagnose
+from cftdiag.diagnose import Block, Context, Probes, diagnose
 from cftdiag.diagnose.causes.break_on_value import branches
+from cftdiag.diagnose.engine.probes import LateHook, Numerics, SavedHook, Worst
 from cftdiag.events import Code, Event, Frame, Guard, Reason
 from cftdiag.findings import Finding
+from tests.unit.event_samples import detail as detail_of
 
 CODE = Code(qualname="Block.forward", file="/home/me/model.py", line=10)
 TORCH = "/env/lib/python3.11/site-packages/torch"
@@ -36,12 +38,15 @@ def broken(
         block=kwargs.pop("block", "layers.0"),
         code=CODE,
         stack=stack,
-        detail={"gb_id": gb_id, "gb_type": gb_type, "reason": gb_type, "fullgraph": False, **kwargs},
+        detail=detail_of(
+            "graph_break",
+            {"gb_id": gb_id, "gb_type": gb_type, "reason": gb_type, "fullgraph": False, **kwargs},
+        ),
     )
 
 
 def refused(event: Event, **kwargs: Any) -> Event:
-    return dataclasses.replace(event, detail={**event.detail, "fullgraph": True}, **kwargs)
+    return dataclasses.replace(event, detail=dataclasses.replace(event.broke, fullgraph=True), **kwargs)
 
 
 def the(found: list[Finding]) -> Finding:
@@ -188,11 +193,11 @@ BREAKS = [
 
 
 @pytest.mark.parametrize(
-    ("event", "expected"), BREAKS, ids=[f"{e.detail['gb_id']}-{c}-{i}" for i, (e, c) in enumerate(BREAKS)]
+    ("event", "expected"), BREAKS, ids=[f"{e.broke.gb_id}-{c}-{i}" for i, (e, c) in enumerate(BREAKS)]
 )
 def test_break(event: Event, expected: str) -> None:
     found = the(diagnose([event], Context(blocks=BLOCKS)))
-    assert (found.kind, found.cause, found.gb_id) == ("graph_break", expected, event.detail["gb_id"])
+    assert (found.kind, found.cause, found.gb_id) == ("graph_break", expected, event.broke.gb_id)
     assert found.blocks == ("layers.*",)
 
 
@@ -463,7 +468,7 @@ def raised(kind: str, message: str, **kwargs: Any) -> Event:
         time=2.0,
         step=3,
         block=kwargs.pop("block", None),
-        detail={"type": kind, "message": message, **kwargs},
+        detail=detail_of("error", {"type": kind, "message": message, **kwargs}),
     )
 
 
@@ -572,7 +577,7 @@ def test_limit_that_another_thread_does_not_see() -> None:
         reasons=tuple(
             Reason(entry=f"0/{i}", guard=guard, closest=i == 7, block="layers.0") for i in range(8)
         ),
-        detail={"limit": None, "raised": True, "arguments": {"k": {"value": 8, "type": "int"}}},
+        detail=detail_of("limit_hit", {"raised": True, "arguments": {"k": {"value": 8, "type": "int"}}}),
     )
     found = {(f.kind, f.cause) for f in diagnose([limit], Context(blocks=BLOCKS, limit=64))}
     assert found == {("limit_hit", "int_arg"), ("error", "limit_not_visible_in_thread")}
@@ -581,56 +586,51 @@ def test_limit_that_another_thread_does_not_see() -> None:
     }
 
 
-PROBES: list[tuple[dict[str, Any], dict[str, Any], tuple[str, str, str]]] = [
+PROBES: list[tuple[Probes, dict[str, Any], tuple[str, str, str]]] = [
     (
-        {"late_hooks": [{"block": "layers.0", "module": "layers.0.p", "hook": "a.py:3 f", "step": 2}]},
+        Probes(late_hooks=(LateHook(block="layers.0", module="layers.0.p", hook="a.py:3 f", step=2),)),
         {},
         ("error", "late_hook_ignored", "error"),
     ),
-    ({"never_run": ["layers.0"]}, {}, ("error", "compiled_region_not_reached", "error")),
+    (Probes(never_run=("layers.0",)), {}, ("error", "compiled_region_not_reached", "error")),
     (
-        {
-            "numerics": {
-                "ok": False,
-                "backend": "inductor",
-                "failed": ["x.grad"],
-                "worst": {"name": "x.grad", "eager": 1, "compiled": 2, "rel": 1},
-            }
-        },
+        Probes(
+            numerics=Numerics(
+                ok=False,
+                backend="inductor",
+                failed=("x.grad",),
+                worst=Worst(name="x.grad", eager=1, compiled=2, rel=1),
+            )
+        ),
         {},
         ("numerics", "silent_wrong_numerics", "error"),
     ),
     (
-        {"saved_tensor_hooks": [{"block": "layers.0", "packs": 6, "hook": "a.py:3 f"}]},
+        Probes(saved_tensor_hooks=(SavedHook(block="layers.0", packs=6, hook="a.py:3 f"),)),
         {},
         ("perf", "saved_tensor_hooks_whole_graph", "warning"),
     ),
-    ({"cudagraph_skips": {"mutated inputs": 3}}, {}, ("perf", "cudagraph_skip", "warning")),
-    ({"calls": {"layers.0": 3}}, {"graphs": {}}, ("perf", "graph_runs_eager", "warning")),
+    (Probes(cudagraph_skips={"mutated inputs": 3}), {}, ("perf", "cudagraph_skip", "warning")),
+    (Probes(calls={"layers.0": 3}), {"graphs": {}}, ("perf", "graph_runs_eager", "warning")),
 ]
 
 
 @pytest.mark.parametrize(("probes", "more", "expected"), PROBES, ids=[e[1] for _, _, e in PROBES])
-def test_what_behaviour_shows(
-    probes: dict[str, Any], more: dict[str, Any], expected: tuple[str, str, str]
-) -> None:
+def test_what_behaviour_shows(probes: Probes, more: dict[str, Any], expected: tuple[str, str, str]) -> None:
     found = the(diagnose([], Context(blocks=BLOCKS, probes=probes, **more)))
     assert (found.kind, found.cause, found.severity) == expected
 
 
 def test_right_numerics_and_reached_blocks_are_no_findings() -> None:
-    probes = {
-        "numerics": {"ok": True},
-        "never_run": [],
-        "late_hooks": [],
-        "calls": {b.fqn: 1 for b in BLOCKS},
-    }
+    probes = Probes(numerics=Numerics(ok=True), calls={b.fqn: 1 for b in BLOCKS})
     assert diagnose([], Context(blocks=BLOCKS, probes=probes, graphs={b.fqn: 1 for b in BLOCKS})) == []
 
 
 def test_block_without_a_graph_is_explained_by_its_break() -> None:
     event = broken("GB0036", "Dynamic shape operator", context="aten.nonzero.default")
-    found = diagnose([event], Context(blocks=BLOCKS, graphs={}, probes={"calls": {b.fqn: 1 for b in BLOCKS}}))
+    found = diagnose(
+        [event], Context(blocks=BLOCKS, graphs={}, probes=Probes(calls={b.fqn: 1 for b in BLOCKS}))
+    )
     assert [f.cause for f in found] == ["dynamic_output_shape"]
 
 
@@ -641,7 +641,7 @@ def whole(blocks: int) -> list[Finding]:
         region="forward",
         block="<root>",
         code=CODE,
-        detail={"status": "ok", "ops": 12 * blocks},
+        detail=detail_of("compile", {"status": "ok", "ops": 12 * blocks}),
     )
     return diagnose(
         [event],

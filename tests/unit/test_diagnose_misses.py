@@ -10,6 +10,7 @@ import pytest
 from cftdiag.diagnose import Block, Context, diagnose
 from cftdiag.events import Code, Event, Frame, Guard, Reason
 from cftdiag.findings import Finding
+from tests.unit.event_samples import detail as detail_of
 
 CODE = Code(qualname="Block.forward", file="/home/me/model.py", line=10)
 BLOCKS = tuple(Block(fqn=f"layers.{i}", cls="Block", kind="a", index=i) for i in range(12))
@@ -24,7 +25,7 @@ def compiled(cid: str = "0/0", block: str = "layers.0", step: int = 1, **argumen
         region="forward",
         block=block,
         code=CODE,
-        detail={"arguments": arguments},
+        detail=detail_of("compile", {"arguments": arguments}),
     )
 
 
@@ -52,7 +53,7 @@ def missed(
         guard=read,
         reasons=(Reason(entry=entry, guard=read, closest=True, block=entry_block),),
         stack=(Frame(file="/home/me/model.py", line=12, function="forward", code="y = x + 1"),),
-        detail={"arguments": arguments or {}, **(detail or {})},
+        detail=detail_of(kind, {"arguments": arguments or {}, **(detail or {})}),
     )
 
 
@@ -208,15 +209,6 @@ def test_a_block_that_had_run_the_entry_before_changed_in_time() -> None:
     """Recomputation walks backwards: the first miss of a flipped flag is in another block than the one that
     compiled the entry.
     """
-    event = missed(
-        "s.mp == True",
-        block="layers.1",
-        entry_block="layers.0",
-        step=1,
-        actual="False",
-        detail={"ran": ["0/0"]},
-    )
-    assert cause(event) == "module_bool_attr"
     event = missed("s.mp == True", block="layers.1", entry_block="layers.0", step=1, actual="False")
     assert cause(event, ran={"layers.1": ["0/0", "0/1"]}) == "module_bool_attr"
     assert cause(event, ran={"layers.1": ["0/1"]}) == "per_layer_attr"

@@ -10,6 +10,7 @@ from typing import Any
 import monitor_samples as samples
 import pytest
 
+from cftdiag.details import LimitDetail
 from cftdiag.events import Event
 from cftdiag.monitor import is_run, load_run, report
 from cftdiag.monitor.divergence import divergences, ranks_text
@@ -108,7 +109,7 @@ def test_ranks_that_compile_together_do_not_diverge(tmp_path: Path) -> None:
 def test_the_limit_that_was_hit_counts_not_the_one_at_the_start(
     start: int | None, hits: list[int], limit: int
 ) -> None:
-    events = [Event(kind="limit_hit", time=0.0, detail={"limit": n}) for n in hits]
+    events = [Event(kind="limit_hit", time=0.0, detail=LimitDetail(limit=n)) for n in hits]
     head = {} if start is None else {"settings": {"limit": start}}
     assert context(Session(rank=0, file="rank0", head=head, events=events)).limit == limit
 

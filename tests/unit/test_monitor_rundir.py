@@ -113,8 +113,8 @@ def test_steps_wait_for_company_and_events_do_not(tmp_path: Path) -> None:
     assert [e.step for e in read_events(journal.path)] == [0, 1]
     journal.event(samples.compiled(step=5))
     head, _, batch, compile_ = read_events(journal.path)
-    assert head.detail == {"session": {"rank": 0}}
-    assert (batch.kind, batch.step, batch.detail) == (
+    assert head.noted.session == {"rank": 0}
+    assert (batch.kind, batch.step, batch.to_dict()["detail"]) == (
         "step",
         4,
         {"first": 2, "seconds": [0.25] * 3, "shapes": [[[2, 8]]] * 3},
@@ -136,7 +136,7 @@ def test_lost_lines_are_told_when_writing_works_again(tmp_path: Path) -> None:
     journal.event(samples.compiled())
     journal._lines._retry_at = 0.0
     journal.event(samples.compiled(step=2))
-    assert [e.detail.get("lost") for e in read_events(journal._lines.path)] == [None, 1]
+    assert [e.noted.lost if e.kind == "step" else None for e in read_events(journal._lines.path)] == [None, 1]
 
 
 def test_json_files_are_replaced_whole(tmp_path: Path) -> None:

@@ -67,13 +67,13 @@ _HOOK = re.compile(r"\bhook\(")
 
 def classify(event: Event) -> str | None:
     """The cause of a break by the region it is in, or None when the region does not matter."""
-    detail = event.detail
-    operator = str(detail.get("operator") or detail.get("hop") or "")
-    mechanism = break_types.of(detail.get("gb_type"))
-    if detail.get("in_checkpoint") or "checkpoint" in operator:
+    detail = event.broke
+    operator = str(detail.operator or "")
+    mechanism = break_types.of(detail.gb_type)
+    if detail.in_checkpoint or "checkpoint" in operator:
         return "graph_break_in_checkpoint"
     if (
-        detail.get("in_autograd_function")
+        detail.in_autograd_function
         or "autograd.Function" in operator
         or (mechanism is not None and mechanism.cause == "autograd_function")
     ):
@@ -87,10 +87,10 @@ def classify(event: Event) -> str | None:
 
 def disabled(event: Event) -> bool:
     """True when what broke is wrapped in ``torch.compiler.disable``: a function, a method or a whole module."""
-    mechanism = break_types.of(event.detail.get("gb_type"))
+    mechanism = break_types.of(event.broke.gb_type)
     return (
         mechanism is not None and mechanism.name == "disabled"
-    ) or "wrapped with `torch.compiler.disable`" in str(event.detail.get("explanation"))
+    ) or "wrapped with `torch.compiler.disable`" in (event.broke.explanation or "")
 
 
 def in_hook(event: Event) -> bool:

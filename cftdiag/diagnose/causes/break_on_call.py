@@ -145,7 +145,7 @@ _FOREIGN = re.compile(r"_FuncPtr|_CFuncPtr|_cffi|CompiledFFI|pybind11|PyCapsule|
 def classify(event: Event) -> str:
     """The cause of a break on a call; ``generic_break`` when it is none of the known kinds."""
     said = text(event)
-    mechanism = break_types.of(event.detail.get("gb_type"))
+    mechanism = break_types.of(event.broke.gb_type)
     name = mechanism.name if mechanism is not None else None
     if (
         name == "logger"
@@ -192,8 +192,8 @@ def callee(event: Event) -> str | None:
     """``time.time`` of a skipped function, ``open`` of a builtin, ``side`` of a disabled function; None where
     torch does not say.
     """
-    said = str(event.detail.get("context") or "")
-    if found := re.search(r"when calling `([^`]+)`", str(event.detail.get("explanation") or "")):
+    said = event.broke.context or ""
+    if found := re.search(r"when calling `([^`]+)`", (event.broke.explanation or "")):
         return guards.pretty(guards.local_names(found[1]))
     if found := re.search(r"module: (\S+?), qualname: (\S+?),", said):
         name = found[2].removeprefix("_VariableFunctionsClass.")

@@ -128,11 +128,11 @@ _BRANCHING = ("aten.equal", "aten.allclose", "aten.is_nonzero")
 def classify(event: Event) -> str | None:
     """The cause of a break on a value, or None when it is about something else."""
     said = text(event)
-    gb_type = event.detail.get("gb_type")
+    gb_type = event.broke.gb_type
     mechanism = break_types.of(gb_type)
     name = mechanism.name if mechanism is not None else None
     # Without a type that torch's registry has, the words of the exception (a fullgraph failure) have to do.
-    nameless = mechanism is None and event.detail.get("gb_id") is None
+    nameless = mechanism is None and event.broke.gb_id is None
     if (nameless or name in ("skipped_call", "branch")) and _PYTHON_RANDOM.search(said):
         return "python_rng_branch"
     if (nameless or name == "scalar_read") and _line(event, r"\b(?:np|numpy)\.random\.\w+\("):
@@ -201,8 +201,8 @@ def _reads(test: ast.expr) -> bool:
 
 def text(event: Event) -> str:
     """Everything that torch said about a break, for matching."""
-    detail = event.detail
-    return "\n".join(str(detail.get(k) or "") for k in ("gb_type", "reason", "explanation", "context"))
+    detail = event.broke
+    return "\n".join(t or "" for t in (detail.gb_type, detail.reason, detail.explanation, detail.context))
 
 
 def _line(event: Event, pattern: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from cftdiag import guards
+from cftdiag.details import TensorArgument
 from cftdiag.diagnose.engine.cause import RECOMPILES, cause
 from cftdiag.diagnose.engine.miss import Miss
 from cftdiag.findings import Remedy
@@ -196,7 +197,7 @@ def _equals_another(miss: Miss) -> bool:
     """True when the size that was fixed equals another dimension of the inputs of the call that compiled it."""
     guard = miss.guard
     for name, described in miss.entry_arguments.items():
-        for dim, size in enumerate(described.get("shape", ()) if isinstance(described, dict) else ()):
+        for dim, size in enumerate(described.shape if isinstance(described, TensorArgument) else ()):
             if size == guard.expected and (name, dim) != (guard.source, guard.index):
                 return True
     return False

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from cftdiag.diagnose.engine.probes import Probes
 from cftdiag.events import Event
 
 
@@ -28,25 +29,6 @@ class Block:
 class Context:
     """What was checked or run; every field may stay at its default, the diagnosis then falls back to the
     events alone.
-
-    ``probes`` holds what no event of torch tells, found by watching behaviour:
-
-    - ``late_hooks``: ``[{"block", "module", "hook", "kind", "step", "file", "line"}]``, hooks put on a module
-      inside a compiled block after the
-      block's first compiled call, which the compiled code ignores;
-    - ``never_run``: names of blocks that were compiled and whose compiled code was never called;
-    - ``calls``: ``{block: calls}``, how often each compiled block was called;
-    - ``saved_tensor_hooks``: ``[{"block", "packs", "unpacks", "hook", "file", "line"}]``, blocks that ran
-      compiled under
-      ``torch.autograd.graph.saved_tensors_hooks`` which are not the checkpoint's own;
-    - ``numerics``: ``{"ok", "backend", "failed", "config", "worst": {"name", "block", "eager", "compiled",
-      "max_abs", "rel"}}``;
-    - ``compile_time``: ``{"whole_seconds", "block_seconds"}``;
-    - ``timeout``: ``{"seconds", "phase", "step"}``, the pass was stopped while it compiled;
-    - ``cudagraph_skips``: ``{reason: count}``;
-    - ``main_thread_limit``: ``recompile_limit`` as the main thread sees it;
-    - ``captured_error``: ``{"type", "message"}``, an exception that ended the run and is not among the
-      events.
     """
 
     blocks: Sequence[Block] = ()
@@ -71,7 +53,8 @@ class Context:
     depth: str = "joint"
     limit: int = 8
     compile_kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    probes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    probes: Probes = dataclasses.field(default_factory=Probes)
+    """What no event of torch tells, found by watching behaviour."""
 
     def block(self, fqn: str | None) -> Block | None:
         """The block of that name, or the block that holds a module of that name."""

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
+from cftdiag.details import ErrorDetail
 from cftdiag.diagnose.causes import errors
 from cftdiag.diagnose.causes.performance import MANY_BLOCKS
 from cftdiag.diagnose.engine import places
@@ -35,11 +35,11 @@ def gather(events: Sequence[Event], context: Context, drafts: Drafts) -> None:
     """Draft errors, wrong numerics and performance findings."""
     for event in (*events, *(e for e in context.fullgraph_breaks if e.kind == "error")):
         if event.kind == "error":
-            _error(event.detail, event, events, context, drafts)
+            _error(event.failed, event, events, context, drafts)
         elif event.kind == "limit_hit":
             _other_thread(event, context, drafts)
-    said = context.probes.get("captured_error")
-    if said and not any(e.kind == "error" for e in events):
+    said = context.probes.captured_error
+    if said is not None and not any(e.kind == "error" for e in events):
         _error(said, None, events, context, drafts)
     _hooks(context, drafts)
     _numerics(context, drafts)
@@ -52,7 +52,7 @@ def gather(events: Sequence[Event], context: Context, drafts: Drafts) -> None:
 
 
 def _error(
-    said: Mapping[str, Any],
+    said: ErrorDetail,
     event: Event | None,
     events: Sequence[Event],
     context: Context,
@@ -61,7 +61,7 @@ def _error(
     """Draft an exception by what is ``said`` of it: type, message, and whether its backward was differentiated
     again.
     """
-    kind, message = str(said.get("type")), str(said.get("message"))
+    kind, message = said.type, said.message
     if kind in _HAVE_EVENTS and (drafts.of("graph_break", "limit_hit", "recompile") or event is None):
         return
     limits = drafts.of("limit_hit")
@@ -69,9 +69,7 @@ def _error(
     cast = any(
         d.cause == "dtype" or "autocast" in (d.guard or "") for d in drafts.of("recompile") if step in d.steps
     )
-    cause = errors.classify(
-        kind, message, limit_hit=bool(limits), cast=cast, create_graph=bool(said.get("create_graph"))
-    )
+    cause = errors.classify(kind, message, limit_hit=bool(limits), cast=cast, create_graph=said.create_graph)
     draft, new = drafts.get("error", cause, "error")
     name = (region(event) if event is not None else None) or _of_graph(message, events)
     blocks = (
@@ -127,37 +125,32 @@ def _of_graph(message: str, events: Sequence[Event]) -> str | None:
 def _other_thread(event: Event, context: Context, drafts: Drafts) -> None:
     """A limit that is lower where it was hit than in the main thread."""
     # A hard failure (fullgraph) does not name the limit: then it is the number of entries that were there.
-    seen = event.detail.get("limit") or len(event.reasons) or None
-    main = event.detail.get("main_thread_limit") or context.probes.get("main_thread_limit") or context.limit
-    if (
-        seen is None
-        or int(seen) >= int(main)
-        or event.detail.get("limit_kind") == "accumulated_recompile_limit"
-    ):
+    hit = event.limited
+    seen = hit.limit or len(event.reasons) or None
+    main = context.probes.main_thread_limit or context.limit
+    if seen is None or seen >= main or hit.limit_kind == "accumulated_recompile_limit":
         return
     draft, new = drafts.get("error", "limit_not_visible_in_thread", "error")
     draft.seen(event, context.same_kind(region(event)))
     if new:
         draft.where = places.place(event)
         draft.guard = f"recompile_limit {seen} in the worker thread, {main} in the main thread"
-        draft.facts = {"limit": seen, "main_limit": f" ({main})", "more": 2 * int(main)}
-        thread = event.detail.get("thread")
-        draft.note(f"limit {seen} hit{f' in thread {thread}' if thread else ''}; the main thread has {main}")
+        draft.facts = {"limit": seen, "main_limit": f" ({main})", "more": 2 * main}
+        where = f" in thread {hit.thread}" if hit.thread else ""
+        draft.note(f"limit {seen} hit{where}; the main thread has {main}")
 
 
 def _hooks(context: Context, drafts: Drafts) -> None:
-    for hook in context.probes.get("late_hooks") or ():
-        draft, new = drafts.get("error", "late_hook_ignored", "error", hook.get("hook"), hook.get("kind"))
-        draft.blocks += [b for b in [hook.get("block")] if b and b not in draft.blocks]
-        draft.steps.append(int(hook.get("step") or 0))
+    for hook in context.probes.late_hooks:
+        draft, new = drafts.get("error", "late_hook_ignored", "error", hook.hook, hook.kind)
+        draft.blocks += [b for b in [hook.block] if b not in draft.blocks]
+        draft.steps.append(hook.step)
         draft.count += 1
-        draft.note(
-            f"{hook.get('kind') or 'forward'} hook {hook.get('hook')} on {hook.get('module')}, step {hook.get('step')}"
-        )
+        draft.note(f"{hook.kind} hook {hook.hook} on {hook.module}, step {hook.step}")
         if new:
-            draft.where = Where(file=hook.get("file"), line=hook.get("line"), function=hook.get("hook"))
-            draft.facts = {k: hook.get(k) for k in ("hook", "module", "step")}
-    never = [str(b) for b in context.probes.get("never_run") or ()]
+            draft.where = Where(file=hook.file, line=hook.line, function=hook.hook)
+            draft.facts = {"hook": hook.hook, "module": hook.module, "step": hook.step}
+    never = context.probes.never_run
     if never and not drafts.of("error"):
         draft, _ = drafts.get("error", "compiled_region_not_reached", "error")
         draft.blocks += never
@@ -166,9 +159,9 @@ def _hooks(context: Context, drafts: Drafts) -> None:
             "blocks": ", ".join(context.shorten(never)),
             "why": "its compiled code was never called",
         }
-        skipped = context.probes.get("skipped_frames") or ()
+        skipped = context.probes.skipped_frames
         if skipped:
-            cls, file = skipped[0]["class"], skipped[0]["file"]
+            cls, file = skipped[0].cls, skipped[0].file
             draft.facts["skipped_class"] = cls
             draft.facts["why"] = f"Dynamo skips the frames of torch's own files, and {cls}.forward is in one"
             draft.note(f"{cls}.forward is in {file}, whose frames Dynamo skips")
@@ -176,35 +169,33 @@ def _hooks(context: Context, drafts: Drafts) -> None:
 
 
 def _numerics(context: Context, drafts: Drafts) -> None:
-    found: Mapping[str, Any] = context.probes.get("numerics") or {}
-    if not found or found.get("ok", True):
+    found = context.probes.numerics
+    if found is None or found.ok:
         return
-    worst = found.get("worst") or {}
+    worst = found.worst
     draft, _ = drafts.get("numerics", "silent_wrong_numerics", "error")
-    block = worst.get("block")
-    draft.blocks += [str(block)] if block else [b.fqn for b in context.blocks]
-    draft.count = max(len(found.get("failed") or ()), 1)
-    config = ", ".join(f"{k}={v}" for k, v in (found.get("config") or {}).items())
-    draft.facts = {k: worst.get(k) for k in ("name", "eager", "compiled", "rel")} | {
-        "config": f" with {config}" if config else ""
+    draft.blocks += [worst.block] if worst.block else [b.fqn for b in context.blocks]
+    draft.count = max(len(found.failed), 1)
+    config = ", ".join(f"{k}={v}" for k, v in found.config.items())
+    draft.facts = {
+        "name": worst.name,
+        "eager": worst.eager,
+        "compiled": worst.compiled,
+        "rel": worst.rel,
+        "config": f" with {config}" if config else "",
     }
-    draft.note(
-        *(f"differs: {name}" for name in list(found.get("failed") or ())[:5]),
-        f"backend {found.get('backend')}",
-    )
+    draft.note(*(f"differs: {name}" for name in found.failed[:5]), f"backend {found.backend}")
 
 
 def _timeout(context: Context, drafts: Drafts) -> None:
     """A pass that ran out of its time while it compiled: what takes minutes here takes minutes on every rank."""
-    found: Mapping[str, Any] = context.probes.get("timeout") or {}
-    if not found:
+    found = context.probes.timeout
+    if found is None:
         return
     draft, _ = drafts.get("perf", "compile_time_depth", "warning")
     draft.blocks += [b.fqn for b in context.blocks]
     draft.count = 1
-    draft.note(
-        f"not compiled after {found.get('seconds'):.0f} s, at step {found.get('step')}: the pass was stopped there"
-    )
+    draft.note(f"not compiled after {found.seconds:.0f} s, at step {found.step}: the pass was stopped there")
 
 
 def _depth(events: Sequence[Event], context: Context, drafts: Drafts) -> None:
@@ -218,9 +209,9 @@ def _depth(events: Sequence[Event], context: Context, drafts: Drafts) -> None:
             event.kind == "compile"
             and event.region != "backward"
             and event.block == "<root>"
-            and event.detail.get("status") == "ok"
+            and event.compiled.status == "ok"
         )
-        ops = event.detail.get("ops")
+        ops = event.compiled.ops if whole else None
         if (
             not whole
             or (event.code is not None and RESUME in event.code.qualname)
@@ -230,9 +221,7 @@ def _depth(events: Sequence[Event], context: Context, drafts: Drafts) -> None:
         draft, new = drafts.get("perf", "compile_time_depth", "warning")
         draft.seen(event, ["<root>"])
         if new:
-            times = context.probes.get("compile_time") or {}
-            spent = times.get("whole_seconds") or event.seconds.get("total")
-            one = times.get("block_seconds")
+            spent = event.seconds.get("total")
             draft.where = (
                 Where(file=event.code.file, line=event.code.line, function=event.code.qualname)
                 if event.code
@@ -241,7 +230,7 @@ def _depth(events: Sequence[Event], context: Context, drafts: Drafts) -> None:
             draft.facts = {
                 "count": count,
                 "ops": f" ({ops} operations)" if ops else "",
-                "seconds": f": {spent:.1f} s against {one:.1f} s" if spent and one else "",
+                "seconds": f" (this one took {spent:.1f} s)" if spent else "",
             }
             draft.note(
                 f"one graph of {ops} operations over {count} equal blocks"
@@ -250,18 +239,17 @@ def _depth(events: Sequence[Event], context: Context, drafts: Drafts) -> None:
 
 
 def _saved_tensors(context: Context, drafts: Drafts) -> None:
-    for hook in context.probes.get("saved_tensor_hooks") or ():
+    for hook in context.probes.saved_tensor_hooks:
         draft, new = drafts.get("perf", "saved_tensor_hooks_whole_graph", "warning")
         draft.count += 1
-        draft.blocks += [b for b in [hook.get("block")] if b and b not in draft.blocks]
-        packs = hook.get("packs")
-        draft.note(f"{hook.get('block')}: {packs} tensors packed at once, hook {hook.get('hook')}")
+        draft.blocks += [b for b in [hook.block] if b not in draft.blocks]
+        draft.note(f"{hook.block}: {hook.packs} tensors packed at once, hook {hook.hook}")
         if new:
-            draft.where = Where(file=hook.get("file"), line=hook.get("line"), function=hook.get("hook"))
+            draft.where = Where(file=hook.file, line=hook.line, function=hook.hook)
             draft.facts = {
-                "hook": hook.get("hook"),
-                "block": hook.get("block"),
-                "counts": f" ({packs} of them)" if packs else "",
+                "hook": hook.hook,
+                "block": hook.block,
+                "counts": f" ({hook.packs} of them)" if hook.packs else "",
             }
 
 
@@ -300,18 +288,19 @@ def _ranks(events: Sequence[Event], drafts: Drafts) -> None:
 def _caches(events: Sequence[Event], context: Context, drafts: Drafts) -> None:
     """Bypassed caches are information: they cost at the next start only."""
     for event in events:
-        if event.kind == "cache" and event.detail.get("outcome") == "bypass":
-            draft, _ = drafts.get("perf", "cache_miss", "info", event.detail.get("cache"))
+        if event.kind == "cache" and event.cached.outcome == "bypass":
+            said = event.cached.reason or ""
+            draft, _ = drafts.get("perf", "cache_miss", "info", event.cached.cache)
             draft.seen(event, [b for b in [region(event)] if b])
             draft.facts = {
-                "cache": event.detail.get("cache"),
+                "cache": event.cached.cache,
                 "count": draft.count,
-                "message": str(event.detail.get("reason") or "no reason given")[:200],
+                "message": (said or "no reason given")[:200],
             }
-            draft.note(str(event.detail.get("reason") or ""))
-    for reason, count in (context.probes.get("cudagraph_skips") or {}).items():
+            draft.note(said)
+    for reason, count in context.probes.cudagraph_skips.items():
         draft, _ = drafts.get("perf", "cudagraph_skip", "warning", reason)
-        draft.count, draft.facts = int(count), {"count": count, "message": reason}
+        draft.count, draft.facts = count, {"count": count, "message": reason}
         draft.note(reason)
 
 
@@ -319,13 +308,13 @@ def _eager(context: Context, drafts: Drafts) -> None:
     """Blocks that were called and never ran a graph, when no break, limit or error says why."""
     if context.graphs is None or drafts.of("graph_break", "limit_hit", "error"):
         return
-    calls = context.probes.get("calls") or {}
+    calls = context.probes.calls
     idle = [
         b.fqn
         for b in context.blocks
         if not context.graphs.get(b.fqn) and (calls.get(b.fqn, 0) > 0 if calls or context.wrap else True)
     ]
-    idle = [fqn for fqn in idle if fqn not in (context.probes.get("never_run") or ())]
+    idle = [fqn for fqn in idle if fqn not in context.probes.never_run]
     if not idle or (context.wrap and not calls):
         return
     draft, _ = drafts.get("perf", "graph_runs_eager", "warning")

@@ -5,9 +5,10 @@ refuses it too.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+from cftdiag.details import BreakDetail
 from cftdiag.diagnose.causes import break_on_call, break_on_value
 from cftdiag.diagnose.engine import break_types, places, registry
 from cftdiag.diagnose.engine.context import Context
@@ -28,9 +29,9 @@ _REASON = re.compile(r"\(reason: (.+?)\)\s*$")
 def gather(events: Sequence[Event], context: Context, drafts: Drafts) -> None:
     """Draft every graph break, from both passes."""
     broken = [e for e in events if e.kind == "graph_break"]
-    collected = [e for e in broken if not e.detail.get("fullgraph") and not _only_follows(e, broken)]
+    collected = [e for e in broken if not e.broke.fullgraph and not _only_follows(e, broken)]
     refused = [
-        *(e for e in broken if e.detail.get("fullgraph")),
+        *(e for e in broken if e.broke.fullgraph),
         *(e for e in context.fullgraph_breaks if e.kind == "graph_break"),
     ]
     consumers = {id(r): c for r in refused if (c := _producer(r, collected, context)) is not None}
@@ -50,14 +51,14 @@ def _only_follows(event: Event, broken: list[Event]) -> bool:
     if event.stack:
         # A second, nameless break of the resumed line (a context manager that cannot be entered after its
         # call broke the graph).
-        resumed = event.detail.get("resumed") and registry.of_break(event) == "generic_break"
+        resumed = event.broke.resumed and registry.of_break(event) == "generic_break"
         return bool(resumed) and any(
-            o is not event and not o.detail.get("resumed") and _same_site(o, event) for o in broken
+            o is not event and not o.broke.resumed and _same_site(o, event) for o in broken
         )
     if len(broken) < 2:
         return False
-    mechanism = break_types.of(event.detail.get("gb_type"))
-    if event.detail.get("gb_id") is None or (mechanism is not None and mechanism.name == "backend"):
+    mechanism = break_types.of(event.broke.gb_type)
+    if event.broke.gb_id is None or (mechanism is not None and mechanism.name == "backend"):
         return True
     return any(o.stack and o.compile_id == event.compile_id for o in broken)
 
@@ -70,7 +71,7 @@ def _draft(event: Event, same: list[Event], feeds: list[Event], context: Context
         cause = "data_dependent_branch"
     elif (
         cause == "data_dependent_branch"
-        and event.detail.get("gb_type") == _ITEM
+        and event.broke.gb_type == _ITEM
         and not same
         and captured(event, context)
     ):
@@ -80,7 +81,7 @@ def _draft(event: Event, same: list[Event], feeds: list[Event], context: Context
     draft, new = drafts.get("graph_break", cause, severity, frame and (frame.file, frame.line))
     if new:
         draft.where = places.of(frame) if frame is not None else places.place(event)
-        draft.gb_id = event.detail.get("gb_id")
+        draft.gb_id = event.broke.gb_id
         draft.facts = _facts(event, cause, frame, feeds)
         draft.says, draft.remedies = _own_words(event, cause)
         draft.only_own = _enough(cause, draft.remedies)
@@ -106,7 +107,7 @@ def _own_words(event: Event, cause: str) -> tuple[str | None, tuple[Remedy, ...]
     """(sentence, remedies) of the break's own mechanism, which its cause does not have; in a region that cannot
     be split (a checkpoint, an autograd.Function) all remedies of what breaks there.
     """
-    mechanism = break_types.of(event.detail.get("gb_type"))
+    mechanism = break_types.of(event.broke.gb_type)
     own = mechanism.remedies if mechanism is not None else ()
     if mechanism is not None and mechanism.cause == cause:
         nameless = cause == "unsupported_call" and break_on_call.callee(event) is None
@@ -224,12 +225,12 @@ def _producer(refused: Event, collected: list[Event], context: Context) -> Event
 
 
 def _facts(event: Event, cause: str, frame: Frame | None, feeds: list[Event]) -> dict[str, Any]:
-    detail = event.detail
+    detail = event.broke
     last = places.site(event)
-    reason = _REASON.search(str(detail.get("explanation") or ""))
+    reason = _REASON.search(detail.explanation or "")
     branch = places.site(feeds[0]) if feeds else None
     name = break_on_call.callee(event)
-    inner = str(detail.get("gb_type") or "a graph break")
+    inner = str(detail.gb_type or "a graph break")
     applied = _applied(places.split(event)[1])
     return {
         "code": places.named(places.of(frame) if frame is not None else places.place(event)),
@@ -250,27 +251,27 @@ def _facts(event: Event, cause: str, frame: Frame | None, feeds: list[Event]) ->
     }
 
 
-def _said(detail: Mapping[str, Any]) -> str:
+def _said(detail: BreakDetail) -> str:
     """Torch's own words: the type of the break and, where it says more, the explanation."""
-    gb_type = str(detail.get("gb_type") or detail.get("reason") or "a graph break").strip().splitlines()[0]
-    explained = " ".join(str(detail.get("explanation") or "").split())
+    gb_type = str(detail.gb_type or detail.reason or "a graph break").strip().splitlines()[0]
+    explained = " ".join((detail.explanation or "").split())
     if not explained or _EMPTY.fullmatch(explained):
         return gb_type.rstrip(".") + "."
     return f"{gb_type.rstrip('.')}. {explained[:400].rstrip('.')}."
 
 
-def _hint(detail: Mapping[str, Any]) -> str | None:
+def _hint(detail: BreakDetail) -> str | None:
     """What torch advises, where the table has no remedy and torch's hints say what to do."""
-    mechanism = break_types.of(detail.get("gb_type"))
+    mechanism = break_types.of(detail.gb_type)
     if mechanism is not None and (mechanism.remedies or not mechanism.hints):
         return None
-    return " ".join(a.rstrip(".") + "." for a in break_types.actions(detail.get("hints") or ())) or None
+    return " ".join(a.rstrip(".") + "." for a in break_types.actions(detail.hints or ())) or None
 
 
 def _evidence(event: Event) -> list[str]:
-    detail = event.detail
-    gb = f"{detail['gb_id']}: " if detail.get("gb_id") else ""
-    said = str(detail.get("reason") or detail.get("gb_type") or "").strip().splitlines()
+    detail = event.broke
+    gb = f"{detail.gb_id}: " if detail.gb_id else ""
+    said = str(detail.reason or detail.gb_type or "").strip().splitlines()
     lines = [f"torch: {gb}{said[0] if said else ''}"]
     callers, inside = places.split(event)
     known = [f for f in inside if places.rank(f) < 2]

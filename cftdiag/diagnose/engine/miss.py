@@ -8,9 +8,9 @@ import dataclasses
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from cftdiag.conditions import MISSING, Condition
+from cftdiag.details import Argument, TensorArgument
 from cftdiag.diagnose.engine.context import Context
 from cftdiag.events import RESUME, Event, Reason
 
@@ -33,15 +33,15 @@ class Miss:
         return self.event.block
 
     @property
-    def arguments(self) -> Mapping[str, Any]:
-        """Arguments of the call that missed: ``{"x": {"shape": [2, 5]}, "k": {"value": 3, "type": "int"}}``."""
-        return self.event.detail.get("arguments") or {}
+    def arguments(self) -> Mapping[str, Argument]:
+        """Arguments of the call that missed."""
+        return self.event.missed.arguments
 
     @property
-    def entry_arguments(self) -> Mapping[str, Any]:
+    def entry_arguments(self) -> Mapping[str, Argument]:
         """Arguments of the call that compiled the closest entry."""
         made = self.history.compiles.get(self.entry or "")
-        return (made.detail.get("arguments") or {}) if made is not None else {}
+        return made.compiled.arguments if made is not None else {}
 
     @property
     def added(self) -> str | None:
@@ -68,7 +68,7 @@ class Miss:
 
     def on_module(self) -> bool:
         """True when the guard's root is the block itself, not one of its arguments."""
-        name = self.event.detail.get("self")
+        name = self.event.missed.self_name
         if name is not None:
             return self.guard.root == name
         if self.guard.root in ("", "G") or self.guard.root in self.arguments:
@@ -89,8 +89,8 @@ class Miss:
         """True when the block that missed differs from the one that compiled the entry in attributes of its
         own: it is of another kind.
         """
-        name = self.event.detail.get("self") or "self"
-        changed = self.event.detail.get("changed") or {}
+        name = self.event.missed.self_name or "self"
+        changed = self.event.missed.changed
         return self.block != self.entry_block and any(
             source.startswith(f"L['{name}'].") for source in changed
         )
@@ -101,15 +101,18 @@ class Miss:
         """
         return self.history.in_time(self)
 
-    def shape_of(self, source: str, arguments: Mapping[str, Any] | None = None) -> list[int] | None:
+    def shape_of(
+        self, source: str, arguments: Mapping[str, Argument] | None = None
+    ) -> tuple[int | str, ...] | None:
         """Shape of a tensor argument by its source, where known."""
         found = (self.arguments if arguments is None else arguments).get(source)
-        return list(found["shape"]) if isinstance(found, Mapping) and "shape" in found else None
+        return found.shape if isinstance(found, TensorArgument) else None
 
     def size(self, source: str, dim: int, *, of_entry: bool = False) -> int | None:
         """One dimension of an argument, of this call or of the call that compiled the entry."""
         shape = self.shape_of(source, self.entry_arguments if of_entry else None)
-        return shape[dim] if shape is not None and dim < len(shape) else None
+        size = shape[dim] if shape is not None and dim < len(shape) else None
+        return size if isinstance(size, int) else None
 
 
 class History:
@@ -131,7 +134,7 @@ class History:
         reason = closest(event)
         known = event.guard or (reason.guard if reason else None)
         guard = known.condition if known is not None else Condition(text="")
-        mapping = event.detail.get("parameters") or {}
+        mapping = event.missed.parameters
         for written, name in mapping.items():
             if guard.source == written or guard.source.startswith((f"{written}.", f"{written}[")):
                 guard = guard.renamed(written, name)
@@ -152,8 +155,7 @@ class History:
             self._values[key][miss.block].add(actual)
         if miss.block is not None and miss.block == miss.entry_block:
             self._repeated.add(key)
-        ran = (*(miss.event.detail.get("ran") or ()), *self.context.ran.get(miss.block or "", ()))
-        if miss.entry in ran:
+        if miss.entry in self.context.ran.get(miss.block or "", ()):
             self._repeated.add(key)
 
     @staticmethod
@@ -209,7 +211,7 @@ def _parameters(compiles: Iterable[Event]) -> dict[str, set[str]]:
     found: dict[str, set[str]] = defaultdict(set)
     for event in compiles:
         if event.code is not None and RESUME not in event.code.qualname:
-            found[event.code.file] |= set(event.detail.get("arguments") or ())
+            found[event.code.file] |= set(event.compiled.arguments)
     return found
 
 

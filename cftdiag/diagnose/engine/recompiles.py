@@ -8,6 +8,7 @@ from typing import Any
 
 from cftdiag import guards
 from cftdiag.conditions import MISSING
+from cftdiag.details import LimitDetail
 from cftdiag.diagnose.causes import global_state, sizes
 from cftdiag.diagnose.engine import graph_breaks, places, registry
 from cftdiag.diagnose.engine.context import Context
@@ -71,10 +72,10 @@ def _recompile(miss: Miss, cause: str, context: Context, drafts: Drafts) -> None
     values = miss.history.values(miss)
     if new and miss.guard.kind in ("value", "length") and len(values) > 2:
         draft.notes.append(f"Values met: {', '.join(values[:6])}{', ...' if len(values) > 6 else ''}.")
-    if context.ac != "none" or miss.event.detail.get("under_checkpoint"):
+    if context.ac != "none" or miss.event.missed.under_checkpoint:
         draft.facts["entries"] = max(
             draft.facts.get("entries", 0),
-            int(miss.event.detail.get("entries") or len(miss.event.reasons)) + 1,
+            (miss.event.missed.entries or len(miss.event.reasons)) + 1,
         )
 
 
@@ -90,9 +91,10 @@ def _limit(miss: Miss, cause: str, context: Context, drafts: Drafts) -> None:
     kind = list(context.same_kind(name)) or ([name] if name else [])
     never = [fqn for fqn in kind if context.graphs is not None and not context.graphs.get(fqn)]
     draft.seen(miss.event, never or kind)
-    limit = miss.event.detail.get("limit") or len(miss.event.reasons) or context.limit
-    which = f"{miss.event.detail.get('limit_kind') or 'recompile_limit'} ({limit})"
-    if miss.event.detail.get("raised"):
+    hit = miss.event.limited
+    limit = hit.limit or len(miss.event.reasons) or context.limit
+    which = f"{hit.limit_kind or 'recompile_limit'} ({limit})"
+    if hit.raised:
         draft.notes.append(f"{which} was hit, which is an error with fullgraph=True.")
     elif kind:
         when = "" if never else " whenever none of the cached variants fits"
@@ -129,7 +131,8 @@ def facts(miss: Miss, cause: str, context: Context) -> dict[str, Any]:
         expected = guard.expected if expected is None else expected
         actual = guard.actual if actual is None else actual
     name = guards.pretty(guard.source)
-    limit = int(miss.event.detail.get("limit") or context.limit)
+    hit = miss.event.detail
+    limit = (hit.limit if isinstance(hit, LimitDetail) else None) or context.limit
     kind = context.same_kind(miss.block)
     found: dict[str, Any] = {
         "argument": name or None,

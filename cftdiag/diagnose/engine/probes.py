@@ -1,0 +1,116 @@
+"""What no event of torch tells, found by watching behaviour: the facts that a check or a monitor hands to the
+diagnosis beside the events.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cftdiag.details import ErrorDetail
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class LateHook:
+    """A hook put on a module inside a compiled block after the block's first compiled call, which ignores it."""
+
+    block: str
+    module: str
+    hook: str
+    kind: str = "forward"
+    step: int = 0
+    file: str | None = None
+    line: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class SavedHook:
+    """A block that ran compiled under ``torch.autograd.graph.saved_tensors_hooks`` other than a checkpoint's."""
+
+    block: str
+    packs: int = 0
+    """Tensors packed at once, a call."""
+    hook: str | None = None
+    file: str | None = None
+    line: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Worst:
+    """The value that differs most between compiled and eager."""
+
+    name: str = ""
+    block: str | None = None
+    eager: float | None = None
+    compiled: float | None = None
+    max_abs: float | None = None
+    rel: float | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Numerics:
+    """The comparison of compiled with eager."""
+
+    ok: bool = True
+    backend: str | None = None
+    failed: tuple[str, ...] = ()
+    """Names of the values that differ."""
+    config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Settings in force that are known to change results."""
+    worst: Worst = dataclasses.field(default_factory=Worst)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Timeout:
+    """The pass was stopped while it compiled."""
+
+    seconds: float
+    step: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class SkippedFrame:
+    """What was to be compiled and ran no graph, for its file is one that Dynamo skips."""
+
+    block: str | None
+    cls: str | None
+    file: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Probes:
+    """All that was found by watching; every field may stay at its default."""
+
+    late_hooks: tuple[LateHook, ...] = ()
+    never_run: tuple[str, ...] = ()
+    """Blocks that were compiled and whose compiled code was never called."""
+    skipped_frames: tuple[SkippedFrame, ...] = ()
+    calls: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """How often each compiled block was called."""
+    saved_tensor_hooks: tuple[SavedHook, ...] = ()
+    numerics: Numerics | None = None
+    timeout: Timeout | None = None
+    main_thread_limit: int | None = None
+    """``recompile_limit`` as the main thread sees it."""
+    cudagraph_skips: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """Why CUDA graphs were skipped, in torch's words, and how often."""
+    captured_error: ErrorDetail | None = None
+    """An exception that ended the run and is not among the events."""
+
+
+def told(cls: type[Any], found: Mapping[str, Any] | None) -> Any:
+    """One of these from what a child process sent; keys that are not known are left out, None stays None."""
+    if found is None:
+        return None
+    values: dict[str, Any] = {f.name: found[f.name] for f in dataclasses.fields(cls) if f.name in found}
+    if cls is Numerics:
+        values["worst"] = told(Worst, found.get("worst") or {})
+        values["failed"] = tuple(found.get("failed") or ())
+        values["config"] = found.get("config") or {}
+    return cls(**values)
+
+
+def all_told(cls: type[Any], found: Sequence[Mapping[str, Any]]) -> tuple[Any, ...]:
+    """Several of these."""
+    return tuple(told(cls, item) for item in found)

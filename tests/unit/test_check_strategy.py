@@ -13,6 +13,7 @@ from cftdiag.check import strategy
 from cftdiag.check.driver import run
 from cftdiag.check.judge import is_compile, judge, make_context, only_uneven, raised_events
 from cftdiag.check.runner import BuiltPass, PassResult, Runner, gather
+from cftdiag.details import BreakDetail, CompileDetail, ErrorDetail
 from cftdiag.errors import EnvironmentUnfit, InputError
 from cftdiag.events import Event, Frame
 from cftdiag.findings import Finding, Where
@@ -77,7 +78,7 @@ def compiled(number=0, *, unbacked=False, status="ok", region="forward"):
         block="layers.0",
         region=region,
         seconds={"total": 0.5},
-        detail={"status": status, "unbacked": unbacked},
+        detail=CompileDetail(status=status, unbacked=unbacked),
     )
 
 
@@ -100,7 +101,7 @@ def refused(**more):
     return built("fullgraph", **{"result": captured, **more})
 
 
-BREAK = Event(kind="graph_break", time=0.0, step=1, block="layers.0", detail={"gb_id": "GB0025"})
+BREAK = Event(kind="graph_break", time=0.0, step=1, block="layers.0", detail=BreakDetail(gb_id="GB0025"))
 
 
 # ---- which passes ----
@@ -272,17 +273,17 @@ def test_a_compile_is_a_graph_of_a_forward_that_came_out(event, counts):
 
 def test_an_exception_of_the_step_is_told_once():
     [event] = raised_events(built(raised=RAISED))
-    assert (event.kind, event.detail["type"], event.stack[-1].line) == ("error", "RuntimeError", 7)
-    known = Event(kind="error", time=0.0, detail={"type": "RuntimeError", "message": "shapes differ"})
+    assert (event.kind, event.failed.type, event.stack[-1].line) == ("error", "RuntimeError", 7)
+    known = Event(kind="error", time=0.0, detail=ErrorDetail(type="RuntimeError", message="shapes differ"))
     assert raised_events(built(raised=RAISED, events=(known,))) == []
     assert raised_events(built()) == []
 
 
 def test_blocks_that_the_step_never_called_are_known_to_the_diagnosis():
     idle = built(result=dataclasses.replace(RAN, calls={"layers.0": 2}))
-    assert make_context(idle, OPTIONS).probes["never_run"] == ["layers.1"]
-    assert "never_run" not in make_context(built(), OPTIONS).probes
-    assert "never_run" not in make_context(built(raised=RAISED, result=idle.result), OPTIONS).probes
+    assert make_context(idle, OPTIONS).probes.never_run == ("layers.1",)
+    assert not make_context(built(), OPTIONS).probes.never_run
+    assert not make_context(built(raised=RAISED, result=idle.result), OPTIONS).probes.never_run
 
 
 def test_a_block_counts_as_captured_only_where_a_pass_showed_it():

@@ -74,7 +74,7 @@ class Detail:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class CompileDetail(Detail):
-    """One compile of a frame, or the compile of a backward (which has only ``status`` and ``fail_*``)."""
+    """One compile of a frame, or of a backward (which has only ``status``, ``fail_*`` and ``cudagraph_skip``)."""
 
     status: str = "ok"
     """``ok``, ``failed`` or ``skipped`` (nothing to compile)."""
@@ -96,6 +96,8 @@ class CompileDetail(Detail):
     under_checkpoint: bool = False
     """Whether the call runs inside ``torch.utils.checkpoint`` (forward or recomputation)."""
     restarts: int = 0
+    cudagraph_skip: str | None = None
+    """Why Inductor made no CUDA graph of it, in torch's words, where one was asked for."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

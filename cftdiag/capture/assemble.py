@@ -194,6 +194,7 @@ class Assembler:
             resumed=state.resumed,
             under_checkpoint=state.under_checkpoint,
             restarts=len(metrics.get("restart_reasons") or ()),
+            cudagraph_skip=metrics.get("cudagraph_skip_reason"),
         )
         return self._event(
             "compile", cid, state, record.time, seconds=seconds_by_phase(metrics), detail=detail
@@ -205,6 +206,7 @@ class Assembler:
             status="failed" if metrics.get("fail_type") else "ok",
             fail_type=metrics.get("fail_type"),
             fail_reason=metrics.get("fail_reason"),
+            cudagraph_skip=metrics.get("cudagraph_skip_reason"),
         )
         event = self._owned("compile", record, detail)
         return dataclasses.replace(event, region="backward", seconds=seconds_by_phase(metrics, "backward"))

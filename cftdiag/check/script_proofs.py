@@ -48,7 +48,7 @@ def outcome(rehearsed: Rehearsed) -> Outcome:
     return Outcome(
         findings=rehearsed.run.findings,
         compiles=sum(
-            e.kind == "compile" and e.detail.get("status") == "ok" and e.region != "backward"
+            e.kind == "compile" and e.compiled.status == "ok" and e.region != "backward"
             for e in rehearsed.run.events
             if e.rank == end.rank
         ),

@@ -119,13 +119,13 @@ def _compiles(rehearsed: Rehearsed) -> Iterator[dict[str, Any]]:
     """One row a compiled forward graph, in the order of time."""
     run, several = rehearsed.run, len(rehearsed.ends) > 1
     causes = {
-        (e.rank, e.compile_id, e.step): e.detail.get("cause") for e in run.events if e.kind == "recompile"
+        (e.rank, e.compile_id, e.step): e.detail.cause for e in run.events if e.kind == "recompile"
     }
     shapes = {(s.rank, s.step): s.shapes for s in run.steps}
     for event in run.events:
         if not _is_compile(event):
             continue
-        batch = event.detail.get("batch") or argument_shape(event)
+        batch = event.detail.batch or argument_shape(event)
         if batch is None and shapes.get((event.rank, event.step)):
             batch = shapes[event.rank, event.step][-1]
         yield {
@@ -141,7 +141,7 @@ def _compiles(rehearsed: Rehearsed) -> Iterator[dict[str, Any]]:
 
 
 def _is_compile(event: Event) -> bool:
-    return event.kind == "compile" and event.detail.get("status") == "ok" and event.region != "backward"
+    return event.kind == "compile" and event.compiled.status == "ok" and event.region != "backward"
 
 
 def _blocks(rehearsed: Rehearsed, findings: Sequence[Finding]) -> list[BlockResult]:
@@ -191,7 +191,7 @@ def _shared_graphs(named: Mapping[str, str], graphs: dict[str, int], idle: Colle
 
 
 def _graphs(event: Event) -> int:
-    return int(event.detail.get("graphs") or 1)
+    return event.compiled.graphs or 1
 
 
 def _forecast(rehearsed: Rehearsed, compiles: Sequence[dict[str, Any]], depth: str) -> dict[str, Any]:

@@ -668,3 +668,16 @@ def test_live_events_and_the_recorded_trace_of_the_same_run_agree(
     ]
     assert live == recorded
     assert {"compile", "graph_break", "recompile", "limit_hit"} <= {kind for kind, *_ in live}
+
+
+@pytest.mark.slow
+def test_a_cuda_graph_that_inductor_skips_is_told_with_its_reason() -> None:
+    """The one reason for which Inductor skips a CUDA graph on a machine without CUDA."""
+    from cftdiag.diagnose import diagnose
+
+    options = {"triton.cudagraphs": True, "cpp_wrapper": True, "graph_partition": True}
+    with Recorder() as rec, torch._inductor.config.patch(force_disable_caches=True):
+        torch.compile(lambda x: x.sin() + 1, options=options)(batch())
+    [finding] = diagnose(rec.events)
+    assert (finding.kind, finding.cause) == ("perf", "cudagraph_skip")
+    assert "cpp-wrapper does not support graph partition" in finding.explanation

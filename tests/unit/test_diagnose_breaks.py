@@ -610,7 +610,6 @@ PROBES: list[tuple[Probes, dict[str, Any], tuple[str, str, str]]] = [
         {},
         ("perf", "saved_tensor_hooks_whole_graph", "warning"),
     ),
-    (Probes(cudagraph_skips={"mutated inputs": 3}), {}, ("perf", "cudagraph_skip", "warning")),
     (Probes(calls={"layers.0": 3}), {"graphs": {}}, ("perf", "graph_runs_eager", "warning")),
 ]
 
@@ -619,6 +618,25 @@ PROBES: list[tuple[Probes, dict[str, Any], tuple[str, str, str]]] = [
 def test_what_behaviour_shows(probes: Probes, more: dict[str, Any], expected: tuple[str, str, str]) -> None:
     found = the(diagnose([], Context(blocks=BLOCKS, probes=probes, **more)))
     assert (found.kind, found.cause, found.severity) == expected
+
+
+def test_skipped_cuda_graphs_are_counted_by_their_reason() -> None:
+    skip = "skipping cudagraphs due to mutated inputs (1 instances). Found from : \n   File m.py"
+    events = [
+        Event(
+            kind="compile",
+            time=0.0,
+            step=step,
+            block=f"layers.{step}",
+            code=CODE,
+            detail=detail_of("compile", {"cudagraph_skip": skip}),
+        )
+        for step in (1, 2)
+    ]
+    found = the(diagnose(events, Context(blocks=BLOCKS)))
+    assert (found.kind, found.cause, found.severity, found.count) == ("perf", "cudagraph_skip", "warning", 2)
+    assert "2 time(s): skipping cudagraphs due to mutated inputs (1 instances)." in found.explanation
+    assert found.blocks == ("layers.1", "layers.2") and found.where.file == CODE.file
 
 
 def test_right_numerics_and_reached_blocks_are_no_findings() -> None:

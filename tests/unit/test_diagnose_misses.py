@@ -407,3 +407,24 @@ def test_multiple_to_pad_to_comes_from_the_guard() -> None:
     assert the(diagnose([compiled(), event], Context(blocks=BLOCKS))).remedies[0].change == {
         "pad_to_multiple_of": 16
     }
+
+
+def test_a_mask_that_is_none_goes_before_the_container_it_is_asked_as() -> None:
+    event = missed(
+        "'global' in mask",
+        actual="None",
+        value_type="NoneType",
+        arguments={"mask": {"value": None, "type": "NoneType"}},
+    )
+    assert cause(event) == "none_vs_tensor"
+    assert cause(missed("'global' in mask", actual="{}", value_type="dict")) == "container_len"
+
+
+@pytest.mark.parametrize(("lengths", "sizes"), [([8, 8], [2, 2]), ([8, 9], [2, 3])])
+def test_a_dimension_of_all_tokens_is_the_length_not_the_batch(lengths: list[int], sizes: list[int]) -> None:
+    tokens = lengths[1] * sizes[1]
+    event = missed(
+        f"tensor 'x' size mismatch at index 0. expected 16, actual {tokens}",
+        arguments={"x": tensor(tokens, 64)},
+    )
+    assert cause(event, lengths=lengths, batch_sizes=sizes) == "seq_len"

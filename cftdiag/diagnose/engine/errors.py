@@ -47,7 +47,7 @@ def gather(events: Sequence[Event], context: Context, drafts: Drafts) -> None:
     _depth(events, context, drafts)
     _saved_tensors(context, drafts)
     _ranks(events, drafts)
-    _caches(events, context, drafts)
+    _caches(events, drafts)
     _eager(context, drafts)
 
 
@@ -285,8 +285,8 @@ def _ranks(events: Sequence[Event], drafts: Drafts) -> None:
             }
 
 
-def _caches(events: Sequence[Event], context: Context, drafts: Drafts) -> None:
-    """Bypassed caches are information: they cost at the next start only."""
+def _caches(events: Sequence[Event], drafts: Drafts) -> None:
+    """Bypassed caches are information: they cost at the next start only. A skipped CUDA graph costs at each step."""
     for event in events:
         if event.kind == "cache" and event.cached.outcome == "bypass":
             said = event.cached.reason or ""
@@ -298,10 +298,14 @@ def _caches(events: Sequence[Event], context: Context, drafts: Drafts) -> None:
                 "message": (said or "no reason given")[:200],
             }
             draft.note(said)
-    for reason, count in context.probes.cudagraph_skips.items():
-        draft, _ = drafts.get("perf", "cudagraph_skip", "warning", reason)
-        draft.count, draft.facts = count, {"count": count, "message": reason}
-        draft.note(reason)
+        if event.kind == "compile" and event.compiled.cudagraph_skip is not None:
+            reason = " ".join(event.compiled.cudagraph_skip.split())
+            draft, new = drafts.get("perf", "cudagraph_skip", "warning", reason)
+            draft.seen(event, [b for b in [region(event)] if b])
+            draft.facts = {"count": draft.count, "message": reason[:200]}
+            draft.note(reason)
+            if new:
+                draft.where = places.place(event)
 
 
 def _eager(context: Context, drafts: Drafts) -> None:

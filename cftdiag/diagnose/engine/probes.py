@@ -93,8 +93,6 @@ class Probes:
     timeout: Timeout | None = None
     main_thread_limit: int | None = None
     """``recompile_limit`` as the main thread sees it."""
-    cudagraph_skips: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    """Why CUDA graphs were skipped, in torch's words, and how often."""
     captured_error: ErrorDetail | None = None
     """An exception that ended the run and is not among the events."""
 

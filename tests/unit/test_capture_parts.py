@@ -1,0 +1,132 @@
+"""Parts of the capture that need no compile: blocks by name, tensors against a guard, limits."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+
+from cftdiag.capture.assemble import Assembler
+from cftdiag.capture.blocks import Blocks
+from cftdiag.capture.cached_guards import tensor_differences
+from cftdiag.capture.recompile_reasons import Miss
+from cftdiag.capture.record import Record
+from cftdiag.details import Argument
+from cftdiag.events import Code, Guard
+
+
+def nested() -> torch.nn.Module:
+    model = torch.nn.Module()
+    layer = torch.nn.Module()
+    layer.experts = torch.nn.ModuleList([torch.nn.Linear(2, 2)])
+    model.layers = torch.nn.ModuleList([layer])
+    return model
+
+
+def test_a_module_belongs_to_the_innermost_block_that_was_named() -> None:
+    model, blocks = nested(), Blocks()
+    blocks.watch(model, ["layers.0", "layers.0.experts.0"])
+    assert blocks.block("layers.0.experts.0") == "layers.0.experts.0"
+    assert blocks.block("layers.0.experts") == "layers.0"
+
+
+def test_a_module_belongs_to_the_innermost_compiled_one() -> None:
+    model, blocks = nested(), Blocks()
+    for name in ("layers.0", "layers.0.experts.0"):
+        model.get_submodule(name).compile(backend="eager")
+    blocks.watch(model)
+    assert blocks.block("layers.0.experts.0") == "layers.0.experts.0"
+    assert blocks.block("layers.0.experts") == "layers.0"
+
+
+CHECK = (
+    "check_tensor(L['x'], Tensor, DispatchKeySet(CPU, A), torch.float32, device=None, requires_grad=False, "
+    "size=[2, 3, 4], stride=[12, 4, 1])"
+)
+
+
+def test_a_transposed_tensor_differs_once_though_all_its_strides_do() -> None:
+    met = torch.empty_strided((2, 3, 4), (1, 2, 6))
+    found = tensor_differences(CHECK, met)
+    assert [(g.source, g.expected, g.actual, g.condition.kind) for g in found] == [
+        ("L['x'].stride()[0]", "12", "1", "stride")
+    ]
+
+
+def test_strides_of_a_tensor_of_other_sizes_are_not_told() -> None:
+    found = tensor_differences(CHECK, torch.empty(2, 5, 7))
+    assert [(g.source, g.condition.index) for g in found] == [
+        ("L['x'].size()[1]", 1),
+        ("L['x'].size()[2]", 2),
+    ]
+
+
+def test_each_property_of_a_tensor_that_differs_is_told() -> None:
+    met = torch.empty(2, 3, dtype=torch.bfloat16, requires_grad=True)
+    assert [g.condition.kind for g in tensor_differences(CHECK, met)] == ["dtype", "requires_grad", "rank"]
+    assert [g.condition.kind for g in tensor_differences(CHECK, None)] == ["tensor_type"]
+    assert tensor_differences("len(x) == 1", None) == []
+
+
+@dataclasses.dataclass
+class Seen:
+    """What a live process would know of one compile."""
+
+    fullgraph: bool | None = False
+    code: Code | None = dataclasses.field(default_factory=lambda: Code(qualname="f", file="m.py", line=1))
+    block: str | None = "layers.0"
+    block_class: str | None = "Block"
+    under_checkpoint: bool = False
+    thread: str | None = None
+
+    def arguments(self) -> dict[str, Argument]:
+        return {}
+
+    def parameters(self) -> dict[str, str]:
+        return {}
+
+    def self_name(self) -> str | None:
+        return None
+
+    def misses(self, found: list[Miss]) -> list[Any]:
+        return [(miss, None, {}) for miss in found]
+
+    def limit(self) -> tuple[str, int] | None:
+        return "recompile_limit", 8
+
+    def guard_block(self, guard: Guard) -> str | None:
+        return None
+
+    def inner_block(self) -> tuple[str, str | None] | None:
+        return None
+
+    def exception(self) -> str:
+        return ""
+
+
+def metrics(**values: Any) -> Record:
+    return Record("compilation_metrics", values, None, "0/8", 0, None, 1.0)
+
+
+def test_a_limit_is_an_error_with_fullgraph_whatever_torch_calls_the_failure() -> None:
+    reason = "Dynamo recompile limit exceeded"
+    for fullgraph, failed, raised in (
+        (True, "Unsupported", True),
+        (False, "FailOnRecompileLimitHit", True),
+        (False, "RecompileLimitExceeded", False),
+        (None, "RecompileLimitExceeded", False),
+    ):
+        seen = Seen(fullgraph=fullgraph, thread="worker")
+        [event] = Assembler().feed(metrics(fail_type=failed, fail_reason=reason), seen)
+        assert (event.kind, event.limited.raised, event.limited.limit) == ("limit_hit", raised, 8)
+        assert event.limited.thread == "worker"
+
+
+def test_why_a_cuda_graph_was_skipped_is_kept_of_forward_and_backward() -> None:
+    said = "skipping cudagraphs due to mutated inputs"
+    forward = metrics(has_guarded_code=True, cudagraph_skip_reason=said)
+    backward = dataclasses.replace(forward, name="bwd_compilation_metrics")
+    for record in (forward, backward):
+        [event] = Assembler().feed(record, None)
+        assert event.compiled.cudagraph_skip == said

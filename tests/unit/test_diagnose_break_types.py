@@ -15,6 +15,7 @@ from cftdiag.diagnose import CAUSES, diagnose
 from cftdiag.diagnose.engine import break_types
 from cftdiag.events import Code, Event, Frame
 from cftdiag.findings import Finding
+from tests.unit.event_samples import detail as detail_of
 
 CODE = Code(qualname="Block.forward", file="/home/me/model.py", line=10)
 LINE = Frame(file="/home/me/model.py", line=12, function="forward", code="y = f(x)")
@@ -49,7 +50,14 @@ def finding(entry: Mapping[str, Any]) -> Finding:
         "hints": hints,
         "fullgraph": False,
     }
-    event = Event(kind="graph_break", time=0.0, step=1, code=CODE, stack=(LINE,), detail=detail)
+    event = Event(
+        kind="graph_break",
+        time=0.0,
+        step=1,
+        code=CODE,
+        stack=(LINE,),
+        detail=detail_of("graph_break", detail),
+    )
     (found,) = diagnose([event])
     return found
 

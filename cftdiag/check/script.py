@@ -140,9 +140,7 @@ def _of_compiling(run: Run, ends: Sequence[RankEnd]) -> Run:
     other = {e.rank for e in ends if e.outcome and e.outcome.fault and not e.outcome.fault.compile}
     for session in run.sessions:
         if session.rank in other:
-            session.events = [
-                e for e in session.events if e.kind != "error" or e.detail.get("phase") != "step"
-            ]
+            session.events = [e for e in session.events if e.kind != "error" or e.failed.phase != "step"]
     return run
 
 

@@ -118,9 +118,7 @@ def _notes(rehearsed: Rehearsed, options: ScriptOptions, *, compiled: bool) -> I
 def _compiles(rehearsed: Rehearsed) -> Iterator[dict[str, Any]]:
     """One row a compiled forward graph, in the order of time."""
     run, several = rehearsed.run, len(rehearsed.ends) > 1
-    causes = {
-        (e.rank, e.compile_id, e.step): e.detail.cause for e in run.events if e.kind == "recompile"
-    }
+    causes = {(e.rank, e.compile_id, e.step): e.detail.cause for e in run.events if e.kind == "recompile"}
     shapes = {(s.rank, s.step): s.shapes for s in run.steps}
     for event in run.events:
         if not _is_compile(event):

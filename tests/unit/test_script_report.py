@@ -10,6 +10,7 @@ import pytest
 from cftdiag.check.launchers import Launch
 from cftdiag.check.script import RankEnd, Rehearsed, ScriptOptions, judge_ends
 from cftdiag.check.script_report import build
+from cftdiag.details import CompileDetail
 from cftdiag.errors import CheckError, EnvironmentUnfit, InputError
 from cftdiag.events import Event
 from cftdiag.monitor.recorded_run import Run
@@ -23,7 +24,7 @@ OPTIONS = ScriptOptions(command=("python", "train.py"), steps=3)
 def compiled(block: str, step: int, compile_id: str) -> Event:
     return Event(
         kind="compile", time=float(step), step=step, compile_id=compile_id, block=block, block_class="Block",
-        region="forward", seconds={"total": 1.5}, detail={"status": "ok", "graphs": 1, "batch": [2, 16]},
+        region="forward", seconds={"total": 1.5}, detail=CompileDetail(graphs=1, batch=(2, 16)),
     )  # fmt: skip
 
 

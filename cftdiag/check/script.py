@@ -329,7 +329,7 @@ def judge_ends(rehearsed: Rehearsed, options: ScriptOptions) -> None:
     if fault is not None:
         place = f" at {os.path.basename(fault.file)}:{fault.line}" if fault.file else ""
         text = f"the script ended before its first step: {fault.error}: {fault.message[:300]}{place}"
-        if fault.error == "ModuleNotFoundError" and fault.message.endswith("'torch'"):
+        if fault.missing == "torch":
             raise EnvironmentUnfit(
                 f"the interpreter of {rehearsed.launch.command[0]} has no torch; give the one that trains"
             )

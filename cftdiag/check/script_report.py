@@ -68,7 +68,7 @@ def build(rehearsed: Rehearsed, options: ScriptOptions, findings: tuple[Finding,
             "written": list(rehearsed.written),
             "batches": batches,
         },
-        coverage=_coverage(end),
+        coverage=_coverage(end, compiled=bool(compiles)),
     )
 
 
@@ -103,7 +103,7 @@ def _notes(rehearsed: Rehearsed, options: ScriptOptions, *, compiled: bool) -> I
                 else ""
             )
             yield f"{who} made {steps} of {options.steps} steps: {ended(end, options)}{unknown}"
-    if not compiled:
+    if not compiled and not any(f.cause == NOT_REACHED for f in rehearsed.run.findings):
         yield "nothing was compiled: the script made its steps without torch.compile"
     outcome = rehearsed.first.outcome
     if outcome is not None:
@@ -224,13 +224,13 @@ def _timing(rehearsed: Rehearsed) -> dict[str, Any]:
     }
 
 
-def _coverage(end: RankEnd) -> dict[str, Any] | None:
+def _coverage(end: RankEnd, *, compiled: bool) -> dict[str, Any] | None:
     outcome = end.outcome
     if outcome is None or outcome.parameters is None:
         return None
     flops = outcome.compiled_flops + outcome.eager_flops
     return {
-        "parameters": _share(outcome.compiled_parameters or 0, outcome.parameters),
+        "parameters": _share(outcome.compiled_parameters or 0, outcome.parameters) if compiled else 0.0,
         "flops": _share(outcome.compiled_flops, flops),
         "eager": [dataclasses.asdict(share) for share in outcome.eager],
     }

@@ -19,6 +19,7 @@ import torch
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_REHEARSE = os.path.join(os.path.dirname(os.path.dirname(_HERE)), "rehearse") + os.sep
 _MEANING = {
     "planted": "the result depends on activations or weights that are not computed; a plausible value was put in its place",
     "read": "Python read a value that depends on activations or weights that are not computed; a plausible value was given",
@@ -82,7 +83,7 @@ def _where() -> tuple[str | None, int | None, str | None]:
     frame = sys._getframe(2)
     while frame is not None:
         file = frame.f_code.co_filename
-        if not file.startswith((_TORCH, _HERE, "<")):
+        if not file.startswith((_TORCH, _HERE, _REHEARSE, "<")):
             return file, frame.f_lineno, frame.f_code.co_name
         frame = frame.f_back  # type: ignore[assignment]
     return None, None, None

@@ -57,6 +57,7 @@ def install(settings: Rehearsal, alias: Alias | None) -> Compiled:
     """Replace what compiles each graph for the rest of this process."""
     compiled = Compiled()
     compile_graph = _backend(settings)
+    depth = "codegen" if settings.target else settings.depth
 
     def by_inductor(self: Any, model_: Any, inputs_: Sequence[Any], **more: Any) -> Callable[..., Any]:
         return compile_graph(model_, inputs_)
@@ -66,7 +67,7 @@ def install(settings: Rehearsal, alias: Alias | None) -> Compiled:
             return fastforward.trace_only(model_, inputs_)
         if self.compiler_name not in ("aot_eager", "inductor", "aot_eager_decomp_partition"):
             compiled.note(
-                f"backend {self.compiler_name} was not run: its graphs were taken to depth {settings.depth} instead"
+                f"backend {self.compiler_name} was not run: its graphs were taken to depth {depth} instead"
             )
         return compile_graph(model_, inputs_)
 

@@ -119,6 +119,7 @@ def fault_of(error: BaseException) -> Fault:
         line=last.lineno if last else None,
         function=last.name if last else None,
         code=last.line if last else None,
+        missing=error.name if isinstance(error, ImportError) else None,
         compile=compiling,
     )
 

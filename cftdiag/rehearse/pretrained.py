@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
+import socket
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 from cftdiag.rehearse.import_hooks import after_import
 from cftdiag.rehearse.settings import Rehearsal
@@ -22,6 +26,20 @@ _LOADING = (
     "low_cpu_mem_usage", "_from_auto", "_from_pipeline", "mirror", "_fast_init", "from_tf", "from_flax",
     "offload_state_dict", "quantization_config",
 )  # fmt: skip
+
+
+#: Arguments that reading a configuration uses up.
+_READING = (
+    *_WHERE,
+    "proxies",
+    "trust_remote_code",
+    "_from_pipeline",
+    "_from_auto",
+    "_commit_hash",
+    "gguf_file",
+)
+#: What was taken for something else, for the report.
+NOTES: list[str] = []
 
 
 def install(settings: Rehearsal) -> None:
@@ -103,11 +121,33 @@ def _configurations(module: ModuleType) -> None:
     def get_config_dict(cls: Any, pretrained_model_name_or_path: Any, **kwargs: Any) -> Any:
         from cftdiag import catalogue
 
-        known = catalogue.find(str(pretrained_model_name_or_path))
-        if known is None:
+        name = str(pretrained_model_name_or_path)
+        known = None if os.path.exists(name) else catalogue.find(name)
+        if known is None or _hub_answers():
             return real(cls, pretrained_model_name_or_path, **kwargs)
         with contextlib.suppress(OSError):
-            return real(cls, pretrained_model_name_or_path, **kwargs)
-        return {"model_type": known.model_type, **known.config}, kwargs
+            return real(cls, pretrained_model_name_or_path, **{**kwargs, "local_files_only": True})
+        NOTES.append(
+            f"the hub cannot be reached: the configuration of {name} is the catalogue's, its data type taken for bfloat16"
+        )
+        unused = {key: value for key, value in kwargs.items() if key not in _READING}
+        return {"model_type": known.model_type, "dtype": "bfloat16", **known.config}, unused
 
     cls.get_config_dict = classmethod(get_config_dict)
+
+
+@functools.cache
+def _hub_answers() -> bool:
+    """Whether a connection to the hub can be made: transformers itself would try for most of a minute."""
+    from huggingface_hub import constants
+
+    address = urlsplit(constants.ENDPOINT)
+    if constants.HF_HUB_OFFLINE or address.hostname is None:
+        return False
+    if any(getproxies().get(scheme) for scheme in ("https", "all")):
+        return True  # the proxy's to answer
+    try:
+        with socket.create_connection((address.hostname, address.port or 443), timeout=5):
+            return True
+    except OSError:
+        return False

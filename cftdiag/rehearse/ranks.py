@@ -42,7 +42,8 @@ def install(settings: Rehearsal) -> None:
     def new_group(
         ranks: Any = None, timeout: Any = None, backend: Any = None, *args: Any, **kwargs: Any
     ) -> Any:
-        return real_group(ranks, timeout, None, *args, **{**kwargs, "device_id": None})
+        kwargs.pop("device_id", None)
+        return real_group(ranks, timeout, None, *args, **kwargs)
 
     def get_backend(group: Any = None) -> str:
         # torch's own code chooses devices by it; the script is told what it asked for
@@ -52,6 +53,8 @@ def install(settings: Rehearsal) -> None:
     real_init, real_group, real_backend = c10d.init_process_group, c10d.new_group, c10d.get_backend
     _replace(init_process_group, real_init)
     _replace(new_group, real_group)
+    if settings.device is not None:
+        dist.is_nccl_available = lambda: True
     dist.get_backend = functools.wraps(real_backend)(get_backend)
     for function in (all_gather_object, gather_object, broadcast_object_list, scatter_object_list):
         _replace(function, getattr(c10d, function.__name__))

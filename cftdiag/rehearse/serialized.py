@@ -4,6 +4,7 @@ bytes.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import json
 import os
@@ -90,6 +91,6 @@ def sparse(
         for name, tensor in tensors.items():
             if not _uncomputed(tensor):
                 stream.seek(start + header[name]["data_offsets"][0])
-                plain = tensor.detach().contiguous().view(-1)
-                stream.write(bytes(plain.view(torch.uint8).untyped_storage()) if plain.numel() else b"")
+                plain = tensor.detach().contiguous()
+                stream.write(ctypes.string_at(plain.data_ptr(), plain.numel() * plain.element_size()))
         stream.truncate(start + end)

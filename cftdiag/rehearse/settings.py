@@ -67,6 +67,8 @@ class Fault:
     line: int | None = None
     function: str | None = None
     code: str | None = None
+    missing: str | None = None
+    """The module that could not be imported."""
     compile: bool = False
     """Raised by Dynamo, AOTAutograd or the backend."""
 

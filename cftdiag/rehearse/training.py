@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from cftdiag.rehearse.settings import Fault, Outcome, Rehearsal
 
+#: Lines that are named for one thing that was made up.
+PLACES = 5
 _running: _Training | None = None
 
 
@@ -68,8 +73,9 @@ class _Training:
 
     def outcome(self, fault: Fault | None) -> Outcome:
         from cftdiag import fastforward
+        from cftdiag.rehearse import pretrained
 
-        notes = [str(note["meaning"]) for note in fastforward.undetermined()]
+        notes = _with_places(fastforward.undetermined())
         if self.alias is not None and self.alias.asked:
             notes.append(self.alias.differs())
         models, compiled = self.monitor.models(), self.compiled.roots()
@@ -84,5 +90,19 @@ class _Training:
             ended_by_limit=self.monitor.steps >= self.settings.steps,
             evaluated=self.compiled.evaluated,
             compile_kwargs=self.compiled.kwargs(),
-            undetermined=tuple(dict.fromkeys([*notes, *self.compiled.notes])),
+            undetermined=tuple(dict.fromkeys([*notes, *self.compiled.notes, *pretrained.NOTES])),
         )
+
+
+def _with_places(notes: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What was made up, one sentence a kind, with the lines that read it."""
+    places: dict[str, list[str]] = {}
+    for note in notes:
+        where = note["where"]
+        found = places.setdefault(str(note["meaning"]), [])
+        if note["what"] == "read" and where["file"]:
+            found.append(f"{os.path.basename(where['file'])}:{where['line']}")
+    return [
+        f"{meaning} ({', '.join(list(dict.fromkeys(lines))[:PLACES])})" if lines else meaning
+        for meaning, lines in places.items()
+    ]

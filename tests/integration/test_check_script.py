@@ -15,7 +15,13 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 TRAINS = """
 import torch
-model = torch.nn.Linear(4, 4)
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4)
+    def forward(self, x):
+        return self.linear(x).relu()
+model = Model()
 model.compile(backend="eager")
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for step in range(STEPS):

@@ -31,6 +31,10 @@ for block in model[:3]:
     block.compile(backend=os.environ.get("BACKEND", "inductor"))
     fully_shard(block, mesh=mesh, mp_policy=MixedPrecisionPolicy(torch.bfloat16, torch.float32))
 fully_shard(model, mesh=mesh)
+for module in (*model[:3], model):
+    # gloo has neither the averaging nor the scaling reduction
+    module.set_force_sum_reduction_for_comms(True)
+    module.set_gradient_divide_factor(1.0)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 names = [None] * world
 dist.all_gather_object(names, f"rank {rank}")

@@ -21,7 +21,7 @@ from cftdiag.forecast.lengths import (
     read_data,
     shuffled,
 )
-from trainer import packing
+from cftdiag.recipe import packing
 
 
 def write(path: Path, lines: list[str]) -> str:
@@ -192,7 +192,7 @@ def test_packed_without_a_batch_size_takes_what_fits() -> None:
 def test_shuffling_is_the_trainers_in_four_bytes_a_sample() -> None:
     order = shuffled(1000, 3, 1)
     assert order is not None and order.itemsize == 4
-    assert list(order) == packing.epoch_order(1000, seed=3, epoch=1)
+    assert list(order) == list(packing.epoch_order(1000, seed=3, epoch=1))
     assert shuffled(5, None, 0) is None
 
 

@@ -4,6 +4,7 @@ what the check must see.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.metadata
 import os
 import platform
@@ -12,6 +13,10 @@ import shutil
 import subprocess
 import sys
 from typing import Any
+
+from cftdiag import self_test
+from cftdiag.self_test import Examined
+from cftdiag.torch_private import table
 
 SCHEMA = "cftdiag.doctor/1"
 
@@ -25,7 +30,8 @@ def examine() -> dict[str, Any]:
     """The state of this environment, as a JSON-ready dict of schema ``cftdiag.doctor/1``.
 
     ``works`` says whether the check can run here; ``problems`` are the reasons why not, ``degraded`` what
-    else is missing and what it costs. The self-test compiles for real and takes a few seconds.
+    else is missing and what it costs. ``depth`` is the deepest one whose private names this torch has, null for
+    none; ``private_names`` has a row for each name. The self-test compiles for real and takes a few seconds.
     """
     problems: list[str] = []
     degraded: list[str] = []
@@ -33,8 +39,16 @@ def examine() -> dict[str, Any]:
     problems += _version_problems(versions)
     torch_facts = _torch_facts(problems) if not problems else {}
     compilers = {name: _compiler(name) for name in ("g++", "clang++", "gcc")}
-    tests = _self_test(problems) if not problems else []
-    problems += [f"self-test {t['name']}: {t['detail'] or 'failed'}" for t in tests if not t["ok"]]
+    examined = _self_test(problems) if not problems else Examined((), ())
+    problems += [f"self-test {t.name}: {t.detail or 'failed'}" for t in examined.checks if not t.ok]
+    broken = {row.part for row in examined.names if row.broken} | {
+        t.part for t in examined.checks if not t.ok
+    }
+    depth = table.depth_available(broken) if examined.names else None
+    for row in examined.names:
+        if not row.ok:
+            fatal = row.broken and row.part in table.NEEDED_PARTS
+            (problems if fatal else degraded).append(f"{row.part}: {row.detail}")
     if not any(compilers[name] for name in ("g++", "clang++")):
         degraded.append("no C++ compiler: --compile-backend inductor cannot build for this CPU; install g++")
     if versions["triton"] is None:
@@ -55,7 +69,9 @@ def examine() -> dict[str, Any]:
         },
         "torch": torch_facts,
         "compilers": compilers,
-        "self_test": tests,
+        "depth": depth,
+        "private_names": [dataclasses.asdict(row) for row in examined.names],
+        "self_test": [dataclasses.asdict(t) for t in examined.checks],
     }
 
 
@@ -99,16 +115,14 @@ def _torch_facts(problems: list[str]) -> dict[str, Any]:
     }
 
 
-def _self_test(problems: list[str]) -> list[dict[str, Any]]:
+def _self_test(problems: list[str]) -> Examined:
     try:
-        from cftdiag.capture.self_test import run_selftest
-
-        return [{"name": t.name, "ok": bool(t.ok), "detail": t.detail} for t in run_selftest()]
+        return self_test.run_selftest()
     except Exception as error:  # noqa: BLE001 - whatever goes wrong in the self-test is what the doctor is asked to tell
         problems.append(
             f"the self-test ended with {type(error).__name__}: {' '.join(str(error).split())[:300]}"
         )
-        return []
+        return Examined((), ())
 
 
 def _compiler(name: str) -> str | None:

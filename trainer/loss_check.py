@@ -21,6 +21,7 @@ from cftdiag.recipe.loss import (
     text_config,
 )
 from cftdiag.recipe.train_recipe import TrainRecipe
+from cftdiag.torch_private import dynamo
 from trainer.config import TrainConfig
 from trainer.records import IGNORE
 
@@ -89,7 +90,7 @@ def compare_loss(
                 ]
             found += _differences(wanted, got, TOLERANCE.get(dtype, LOW_PRECISION))
     finally:
-        torch._dynamo.reset()
+        dynamo.reset()
     return list(dict.fromkeys(found))
 
 

@@ -196,11 +196,11 @@ def apply_method(
 
 def lookup_backend(name: str) -> Callable[..., Any]:
     """The compile backend of a name. Raises ``ValueError`` for an unknown one, with the known ones."""
-    from torch._dynamo import list_backends, lookup_backend
+    from cftdiag.torch_private.dynamo import InvalidBackend, list_backends, lookup_backend
 
     try:
         return lookup_backend(name)
-    except Exception as error:  # torch raises its own InvalidBackend, which has no public name
+    except InvalidBackend as error:
         known = ", ".join(list_backends(exclude_tags=()))
         raise ValueError(
             f"unknown compile backend {name!r} (from --compile-backend or TORCH_COMPILE_BACKEND); one of {known}"

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from cftdiag.torch_private.wrappers import strip
 from trainer.lora import LoRALinear, initial_factors
 from trainer.osft.linear import FACTORS, decompose
 from trainer.osft.surgery import Target
@@ -143,12 +144,12 @@ def _send(weight: Tensor | None, target: Target, owner: int, filler: Filler) -> 
 
 def plain_name(name: str) -> str:
     """A parameter's name without what the checkpoint wrapper adds."""
-    return name.replace("_checkpoint_wrapped_module.", "")
+    return strip(name)
 
 
 def plain_modules(model: nn.Module) -> dict[str, nn.Module]:
     """Modules by plain name."""
-    return {plain_name(name + ".").removesuffix("."): module for name, module in model.named_modules()}
+    return {plain_name(name): module for name, module in model.named_modules()}
 
 
 def plain_names(model: nn.Module) -> list[str]:

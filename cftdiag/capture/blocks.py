@@ -8,34 +8,10 @@ import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from cftdiag.torch_private import compiled_call
+from cftdiag.torch_private.wrappers import ORIGINAL, class_name, strip, unwrap
+
 ROOT = "<root>"
-
-#: Attribute names by which wrappers hold the module they wrap: torch.compile, checkpoint_wrapper, FSDP1.
-WRAPPERS = frozenset({"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"})
-
-
-def strip(fqn: str) -> str:
-    """``model.layers.0._checkpoint_wrapped_module._orig_mod`` -> ``model.layers.0``."""
-    return ".".join(part for part in fqn.split(".") if part not in WRAPPERS)
-
-
-def unwrap(module: Any) -> Any:
-    """The innermost module under wrappers; its class is the block's class."""
-    while True:
-        inner = next(
-            (module._modules[name] for name in WRAPPERS if module._modules.get(name) is not None), None
-        )
-        if inner is None:
-            return module
-        module = inner
-
-
-def class_name(module: Any) -> str:
-    """Class of a module; FSDP2 gives each sharded module a class of its own (``FSDPBlock``) in front of the
-    real one.
-    """
-    bases = type(module).__mro__
-    return bases[2].__name__ if len(bases) > 2 and bases[1].__name__ == "FSDPModule" else bases[0].__name__
 
 
 class Blocks:
@@ -61,7 +37,7 @@ class Blocks:
         for fqn, module in _modules(model):
             name = strip(fqn)
             self._known[id(module)] = (weakref.ref(module), name)
-            if "_orig_mod" in module._modules:
+            if ORIGINAL in module._modules:
                 self._wrapped.add(name)
             if type(module).__name__ == "ModuleList":
                 self._members.update(f"{name}.{child}" if name else child for child in module._modules)
@@ -108,7 +84,7 @@ class Blocks:
         found = set(self._wrapped)
         for ref, name in self._known.values():
             module = ref()
-            if module is not None and getattr(module, "_compiled_call_impl", None) is not None:
+            if module is not None and compiled_call.in_place(module):
                 found.add(name)
         return found - {""}
 

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from types import CodeType, FrameType
 from typing import Any
 
 from cftdiag import guards
 from cftdiag.capture import cached_guards
 from cftdiag.events import Guard
+from cftdiag.torch_private import callbacks, compile_frame, dynamo, guard_tree
 
-_COMPILE, _COMPILE_FILE = "_compile", "convert_frame.py"
 #: A whole model's tree of guards may hold tens of thousands of managers; reading stops there.
 _MANAGERS = 50_000
 
@@ -54,15 +54,13 @@ class Entry:
 
     def value(self, source: str, f_locals: Mapping[str, Any]) -> Any:
         """Value of a source that a guard names (``L['self'].limit``), or None where the locals have none."""
-        reached, value = cached_guards._value(source, cached_guards.scope_of(self._entry, f_locals))
+        reached, value = cached_guards._value(source, guard_tree.scope_of(self._entry, f_locals))
         return value if reached else None
 
 
 def entries(code: CodeType) -> tuple[Entry, ...]:
     """Cached graphs of a code object in the order in which they were compiled."""
-    from torch._dynamo.eval_frame import _debug_get_cache_entry_list
-
-    found = [Entry(str(e.compile_id), e) for e in _debug_get_cache_entry_list(code)]
+    found = [Entry(str(e.compile_id), e) for e in guard_tree.cached(code)]
     return tuple(sorted(found, key=lambda entry: _number(entry.compile_id)))
 
 
@@ -93,42 +91,28 @@ class Calls:
         *,
         outermost: bool = False,
     ) -> None:
-        import torch._dynamo
-
         def hand_over(code: CodeType, frame: FrameType) -> None:
             on_call(Call(code, dict(frame.f_locals)))
 
         # While a compiled region runs, Dynamo looks at every Python frame, ours too.
-        self._on_call = torch._dynamo.disable(hand_over)
+        self._on_call = dynamo.disable(hand_over)
         self.codes, self._outermost = codes, outermost
         self._inside = 0
 
     def __enter__(self) -> Calls:
-        from torch._dynamo.callback import callback_handler
-
-        callback_handler.register_start_callback(self._compiling)
-        callback_handler.register_end_callback(self._compiled)
+        callbacks.register(self._compiling, self._compiled)
         sys.setprofile(self._profile)
         return self
 
     def __exit__(self, *error: object) -> None:
-        from torch._dynamo.callback import callback_handler
-
         sys.setprofile(None)
-        # torch._dynamo.reset() inside the context takes all callbacks off
-        if self._compiling in callback_handler.start_callbacks:
-            callback_handler.remove_start_callback(self._compiling)
-        if self._compiled in callback_handler.end_callbacks:
-            callback_handler.remove_end_callback(self._compiled)
+        callbacks.unregister(self._compiling, self._compiled)
 
     def _compiling(self, args: Any) -> None:
         sys.setprofile(None)
-        for frame in _stack(sys._getframe(1)):
-            if frame.f_code.co_name == _COMPILE and frame.f_code.co_filename.endswith(_COMPILE_FILE):
-                code = frame.f_locals.get("code")
-                if isinstance(code, CodeType):
-                    self.codes[_key(code)] = code
-                return
+        compiling = compile_frame.innermost_compile(sys._getframe(1))
+        if compiling is not None and compiling.code is not None:
+            self.codes[_key(compiling.code)] = compiling.code
 
     def _compiled(self, args: Any) -> None:
         sys.setprofile(self._profile)
@@ -150,9 +134,3 @@ class Calls:
 def _key(code: CodeType) -> tuple[str, int, str]:
     # What Dynamo runs is a rewritten copy of the code: another object of the same place and name.
     return code.co_filename, code.co_firstlineno, code.co_name
-
-
-def _stack(frame: FrameType | None) -> Iterator[FrameType]:
-    while frame is not None:
-        yield frame
-        frame = frame.f_back

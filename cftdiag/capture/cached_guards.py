@@ -18,6 +18,7 @@ from cftdiag import guards
 from cftdiag.capture import recompile_reasons
 from cftdiag.capture.describe import short_repr
 from cftdiag.events import Guard
+from cftdiag.torch_private import guard_tree
 
 #: Guards that remember tensors between calls: asked out of turn they answer wrongly.
 _STATEFUL = frozenset(
@@ -41,28 +42,24 @@ def probe(code: CodeType, f_locals: Mapping[str, Any]) -> list[tuple[str, bool, 
     nothing is cached. Costs some 20 us an entry. Probe on the device the code was compiled for: tensors are
     compared by device too.
     """
-    from torch._dynamo.eval_frame import _debug_get_cache_entry_list
-
     found = []
     scope = dict(f_locals)
-    for entry in _debug_get_cache_entry_list(code):
-        invalid = getattr(entry.guard_manager, "invalidation_reason", None) is not None
-        ok = not invalid and bool(entry.guard_manager.check(scope))
+    for entry in guard_tree.cached(code):
+        ok = guard_tree.invalidated(entry) is None and bool(entry.guard_manager.check(scope))
         found.append((str(entry.compile_id), ok, None if ok else first_failure(entry, scope)))
     return found
 
 
 def first_failure(entry: Any, f_locals: Mapping[str, Any]) -> Guard | None:
     """The guard that torch finds failing first for these locals, with its values; None when all hold."""
-    manager = entry.guard_manager
-    invalid = getattr(manager, "invalidation_reason", None)
+    invalid = guard_tree.invalidated(entry)
     if invalid is not None:
-        return Guard(expression=str(invalid))
-    info = manager.check_verbose(f_locals)
+        return Guard(expression=invalid)
+    info = entry.guard_manager.check_verbose(f_locals)
     if info.result:
         return None
     parts = list(info.verbose_code_parts)
-    scope = _scope(manager, f_locals)
+    scope = guard_tree.scope_of(entry, f_locals)
     for part in parts:
         if len(parts) == 1 or not _holds(part, scope):
             return complete(recompile_reasons.parse(part).guard, scope)
@@ -74,7 +71,7 @@ def failures(entry: Any, f_locals: Mapping[str, Any]) -> list[Guard]:
     it.
     """
     manager = entry.guard_manager
-    scope = _scope(manager, f_locals)
+    scope = guard_tree.scope_of(entry, f_locals)
     found: list[Guard] = []
     todo = [manager.root]
     for _ in range(_MANAGERS):
@@ -131,11 +128,6 @@ def _owner(guard: Guard, scope: dict[str, Any]) -> str | None:
     if not reached:
         return None
     return "class" if isinstance(value, type) else "module" if isinstance(value, ModuleType) else "object"
-
-
-def scope_of(entry: Any, f_locals: Mapping[str, Any]) -> dict[str, Any]:
-    """Names that an entry's guard texts may use, for these locals."""
-    return _scope(entry.guard_manager, f_locals)
 
 
 def _leaves(node: Any, value: Any, scope: dict[str, Any]) -> list[Guard]:
@@ -242,14 +234,6 @@ def tensor_differences(text: str, value: Any) -> list[Guard]:
         if any(f.condition.kind == "size" for f in found):
             break
     return found
-
-
-def _scope(manager: Any, f_locals: Mapping[str, Any]) -> dict[str, Any]:
-    scope = dict(manager.global_scope or {})
-    scope.update(manager.closure_vars or {})
-    scope["L"] = f_locals
-    scope.setdefault("G", manager.global_scope.get("G", {}) if manager.global_scope else {})
-    return scope
 
 
 def _value(source: str, scope: dict[str, Any]) -> tuple[bool, Any]:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from cftdiag.capture.blocks import unwrap
 from cftdiag.events import Event
+from cftdiag.torch_private import guard_tree, rehearsal
 
 
 class Idle(NamedTuple):
@@ -115,13 +116,9 @@ def _codes(target: Any) -> list[CodeType]:
 
 
 def _cached(code: CodeType) -> bool:
-    from torch._dynamo.eval_frame import _debug_get_cache_entry_list
-
-    return bool(_debug_get_cache_entry_list(code))
+    return bool(guard_tree.cached(code))
 
 
 def _skipped(code: CodeType) -> str | None:
     """The file of a frame that Dynamo skips by its rules on files; None for one that it compiles."""
-    from torch._dynamo import trace_rules
-
-    return code.co_filename if trace_rules.check(code) else None
+    return code.co_filename if rehearsal.skips(code) else None

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
+from cftdiag.torch_private import compiled_call, dynamo, tracing
+
 if TYPE_CHECKING:
     from cftdiag.capture.recorder import Recorder
 
@@ -24,19 +26,16 @@ def counting(backend: str | Callable[..., Any], rec: Recorder) -> Callable[..., 
     found = backend
 
     def compile_counted(module: Any, inputs: Any, **kwargs: Any) -> Callable[..., Any]:
-        from torch._guards import CompileContext
-
         compiled = _backend(found)(module, inputs, **kwargs)
-        current = CompileContext.current_compile_id()
-        cid = str(current) if current is not None else "?"
+        cid = dynamo.current_compile_id() or "?"
 
         @functools.wraps(compiled, updated=())
         def run(*args: Any) -> Any:
             rec._ran(cid)
             return compiled(*args)
 
-        if getattr(compiled, "_boxed_call", False):
-            run._boxed_call = True  # type: ignore[attr-defined]
+        if tracing.boxed_call(compiled):
+            tracing.mark_boxed(run)
         return run
 
     compile_counted.__name__ = f"counting_{getattr(backend, '__name__', backend)}"
@@ -45,58 +44,37 @@ def counting(backend: str | Callable[..., Any], rec: Recorder) -> Callable[..., 
 
 
 def surround(block: Any, context: Callable[[], AbstractContextManager[Any]]) -> None:
-    """Enter ``context()`` around each call of ``block``, outside its graph when it is compiled in place: for
-    a profiler's ranges.
+    """Enter ``context()`` around each call of ``block``, outside its graph when it is compiled: for a
+    profiler's ranges.
     """
-    name = "forward" if getattr(block, "_compiled_call_impl", None) is None else "_compiled_call_impl"
-    call: Callable[..., Any] = getattr(block, name)
 
-    @functools.wraps(call)
-    def surrounded(*args: Any, **kwargs: Any) -> Any:
+    def around(call: compiled_call.Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with context():
             return call(*args, **kwargs)
 
-    setattr(block, name, surrounded)
+    compiled_call.wrap(block, around, eager=True)
 
 
 def track(block: Any, fqn: str, rec: Recorder) -> Callable[[], None]:
     """Let ``rec`` know when ``block`` runs, so that graphs are booked on it; returns a function that undoes
     it (leaving the recorder does too).
 
-    Wraps the block's compiled call from outside: a module hook would be traced into the graph. A block that
-    is not compiled is left alone.
+    A block that is not compiled is left alone.
     """
-    name = "_compiled_call_impl" if getattr(block, "_compiled_call_impl", None) is not None else "forward"
-    call: Callable[..., Any] = getattr(block, name)
-    if name == "forward" and "_orig_mod" not in block._modules:
-        return _nothing
-    rec.blocks.named.add(fqn)
+    if compiled_call.call_name(block) is not None:
+        rec.blocks.named.add(fqn)
 
-    def tracked(*args: Any, **kwargs: Any) -> Any:
+    def around(call: compiled_call.Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         before = rec._enter(fqn)
         try:
             return call(*args, **kwargs)
         finally:
             rec._leave(before)
 
-    setattr(block, name, tracked)
-
-    def undo() -> None:
-        # Someone may have wrapped it again since: only our own layer is taken off.
-        if block.__dict__.get(name) is tracked:
-            setattr(block, name, call)
-
+    undo = compiled_call.wrap(block, around)
     rec._undo.append(undo)
     return undo
 
 
-def _nothing() -> None:
-    """Undo of a block that was not tracked."""
-
-
 def _backend(backend: str | Callable[..., Any]) -> Callable[..., Any]:
-    if not isinstance(backend, str):
-        return backend
-    from torch._dynamo.backends.registry import lookup_backend
-
-    return lookup_backend(backend)
+    return dynamo.lookup_backend(backend) if isinstance(backend, str) else backend  # type: ignore[no-any-return]

@@ -17,6 +17,8 @@ from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any
 
+from cftdiag.torch_private import compiled_call, guard_tree
+
 
 @dataclasses.dataclass(slots=True)
 class EntryCount:
@@ -56,12 +58,9 @@ class Lookups:
     def open(self) -> bool:
         """Install the hook; False when this torch has none."""
         try:
-            from torch._C._dynamo.eval_frame import set_guard_complete_hook
-            from torch._dynamo.eval_frame import _debug_get_cache_entry_list
-        except ImportError:
+            self._previous = guard_tree.lookup_hook(self._hook)
+        except LookupError:
             return False
-        self._list = _debug_get_cache_entry_list
-        self._previous = set_guard_complete_hook(self._hook)
         self._installed = True
         return True
 
@@ -69,10 +68,8 @@ class Lookups:
         """Put the previous hook back."""
         if not self._installed:
             return
-        from torch._C._dynamo.eval_frame import set_guard_complete_hook
-
         self._installed = False
-        set_guard_complete_hook(self._previous)
+        guard_tree.restore_lookup_hook(self._previous)
 
     def _hook(self, hit: bool) -> bool:
         start = time.perf_counter()
@@ -92,7 +89,7 @@ class Lookups:
             return
         function, args, kwargs = found
         code = function.__code__
-        listed = self._list(code)
+        listed = guard_tree.cached(code)
         order = [str(entry.compile_id) for entry in listed]
         before = self._orders.get(code, order)
         self._orders[code] = order
@@ -186,11 +183,10 @@ def _called(caller: FrameType) -> tuple[Any, tuple[Any, ...], dict[str, Any]] | 
     """(function, args, kwargs) of the call that is being looked up, self included; None when the caller is
     another kind of frame.
     """
-    values = caller.f_locals
-    args, kwargs = values.get("args"), values.get("kwargs")
-    if not isinstance(args, tuple) or not isinstance(kwargs, dict):
+    called = compiled_call.called_from(caller)
+    if called is None:
         return None
-    function = values.get("forward_call") if caller.f_code.co_name == "_call_impl" else values.get("fn")
+    function, args, kwargs = called
     bound = getattr(function, "__self__", None)
     plain = getattr(function, "__func__", function)
     if not hasattr(plain, "__code__"):

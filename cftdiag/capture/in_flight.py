@@ -1,10 +1,11 @@
-"""What the monitor asks of torch beside the events: is a compile under way, how near is a limit, how long
-does a collective wait.
-"""
+"""What the monitor asks of torch beside the events: is a compile under way?"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+
+from cftdiag.torch_private import callbacks
+from cftdiag.torch_private.names import TorchLacks
 
 
 class Compiling:
@@ -13,57 +14,20 @@ class Compiling:
     """
 
     def __init__(self, start: Callable[[str], None], end: Callable[[], None]) -> None:
-        self._start = lambda args: start(str(getattr(args, "compile_id", None) or ""))
-        self._end = lambda args: end()
+        self._start: callbacks.Callback = lambda args: start(callbacks.compile_id(args))
+        self._end: callbacks.Callback = lambda args: end()
 
     def renew(self) -> bool:
         """Register the callbacks where they are missing; False when this torch has none."""
         try:
-            from torch._dynamo.callback import callback_handler as handler
-
-            if self._start not in handler.start_callbacks:
-                handler.register_start_callback(self._start)
-            if self._end not in handler.end_callbacks:
-                handler.register_end_callback(self._end)
-        except (ImportError, AttributeError):
+            callbacks.register(self._start, self._end)
+        except TorchLacks:
             return False
         return True
 
     def close(self) -> None:
         """Take the callbacks out again."""
         try:
-            from torch._dynamo.callback import callback_handler as handler
-        except ImportError:
+            callbacks.unregister(self._start, self._end)
+        except TorchLacks:
             return
-        for callbacks, own in ((handler.start_callbacks, self._start), (handler.end_callbacks, self._end)):
-            if own in callbacks:
-                callbacks.remove(own)
-
-
-def recompile_limit() -> int | None:
-    """``recompile_limit`` as this thread sees it; None before Dynamo is imported or where the name is
-    another.
-    """
-    import sys
-
-    dynamo = sys.modules.get("torch._dynamo")
-    limit = getattr(getattr(dynamo, "config", None), "recompile_limit", None)
-    return limit if isinstance(limit, int) else None
-
-
-def group_timeout() -> float | None:
-    """Seconds after which a collective of the default process group gives up; None without a group or where
-    it cannot be read.
-    """
-    import torch
-    import torch.distributed as dist
-
-    if not dist.is_available() or not dist.is_initialized():
-        return None
-    group = dist.group.WORLD
-    for device in ("cuda", "cpu"):
-        try:
-            return float(group._get_backend(torch.device(device)).options._timeout.total_seconds())  # type: ignore[union-attr]
-        except (RuntimeError, AttributeError):
-            continue
-    return None

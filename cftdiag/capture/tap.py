@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-TRACE_LOGGER = "torch.__trace"
+from cftdiag.torch_private import trace_log
 
 _lock = threading.Lock()
 _found: list[logging.Handler] | None = None
@@ -65,18 +65,16 @@ class _Handlers(list[logging.Handler]):
         if not all(isinstance(handler, Tap) for handler in self):
             return True
         caller = sys._getframe(1)
-        if caller.f_code.co_name != "trace_structured":
+        if not trace_log.asks_to_build(caller):
             return len(self) > 0
-        name = caller.f_locals.get("name")
-        return any(not isinstance(name, str) or name in tap.wanted for tap in self if isinstance(tap, Tap))
+        name = trace_log.record_asked_for(caller)
+        return any(name is None or name in tap.wanted for tap in self if isinstance(tap, Tap))
 
 
 def install(tap: Tap) -> None:
     """Add a tap to torch's trace logger."""
-    import torch._logging  # noqa: F401  (sets the logger up: level, isEnabledFor)
-
     global _found
-    logger = logging.getLogger(TRACE_LOGGER)
+    logger = trace_log.logger()
     with _lock:
         if not isinstance(logger.handlers, _Handlers):
             _found = logger.handlers
@@ -91,7 +89,7 @@ def remove(tap: Tap) -> None:
     removed meanwhile.
     """
     global _found
-    logger = logging.getLogger(TRACE_LOGGER)
+    logger = logging.getLogger(trace_log.TRACE_LOGGER)
     logger.removeHandler(tap)
     with _lock:
         if _found is not None and not any(isinstance(handler, Tap) for handler in logger.handlers):

@@ -13,7 +13,14 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 #: Packages whose frames run around the user's program. The recipe is left out: a run compiles its loss.
-_OURS = ("cftdiag.capture", "cftdiag.fastforward", "cftdiag.monitor", "cftdiag.passes", "cftdiag.forecast")
+_OURS = (
+    "cftdiag.capture",
+    "cftdiag.fastforward",
+    "cftdiag.monitor",
+    "cftdiag.passes",
+    "cftdiag.forecast",
+    "cftdiag.torch_private",
+)
 _known: set[str] = set()
 
 
@@ -26,7 +33,7 @@ def leave_our_frames_alone() -> None:
     new = [name for name in sys.modules if name not in _known and name.startswith(_OURS)]
     if not new:
         return
-    from torch._dynamo.eval_frame import skip_code
+    from cftdiag.torch_private.dynamo import skip_code
 
     for name in new:
         _known.add(name)

@@ -85,13 +85,13 @@ def check(
         # which is compiled again when needed
         import copy
 
-        import torch
+        from cftdiag.torch_private import dynamo
 
-        torch._dynamo.reset()
+        dynamo.reset()
         try:
             run_task(task, send, dataclasses.replace(live, model=copy.deepcopy(live.model)))
         finally:
-            torch._dynamo.reset()
+            dynamo.reset()
 
     here = "checked in this process, on a copy of the model, without a time limit: it has other threads or a GPU and cannot be forked"
     return run(parsed, Runner(origin, None, progress, in_process=run_here), notes=[here])

@@ -11,11 +11,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from functorch.compile import min_cut_rematerialization_partition
-from torch._dynamo.backends.common import aot_autograd
 
 from cftdiag.fastforward.graph import STATS, Graph
 from cftdiag.fastforward.skip_mode import SkipMode
+from cftdiag.torch_private import dynamo, tracing
 
 Backend = Callable[[torch.fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
@@ -26,7 +25,7 @@ def boxed(graph: Graph) -> Callable[[list[Any]], list[Any]]:
     def run(args: list[Any]) -> list[Any]:
         return graph.run(args)
 
-    run._boxed_call = True  # type: ignore[attr-defined]  # an attribute of the function itself: wrappers copy it from there
+    tracing.mark_boxed(run)
     return run
 
 
@@ -44,10 +43,10 @@ def _compiler(kind: str) -> Callable[..., Any]:
     return compile_graph
 
 
-_joint = aot_autograd(
+_joint = tracing.aot_autograd(
     fw_compiler=_compiler("fwd"),
     bw_compiler=_compiler("bwd"),
-    partition_fn=min_cut_rematerialization_partition,
+    partition_fn=tracing.min_cut_rematerialization_partition,
 )
 
 
@@ -67,7 +66,7 @@ def trace_only(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Calla
         with SkipMode():
             return gm(*args)
 
-    return torch._dynamo.disable(run, recursive=True)
+    return dynamo.disable(run, recursive=True)
 
 
 DEPTHS: dict[str, Backend] = {"trace": trace_only, "joint": fast_forward}

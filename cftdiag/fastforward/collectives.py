@@ -14,14 +14,15 @@ import torch.distributed as dist
 
 from cftdiag.fastforward.provenance import SKIPPED, mark
 from cftdiag.fastforward.rules import rule, skip_mutable
+from cftdiag.torch_private import world
 
 
 def _one_element(
     whole: torch.Tensor, shard: torch.Tensor, issue: Callable[[torch.Tensor, torch.Tensor], Any]
 ) -> Any:
     """Issue a collective between a whole tensor and this rank's shard of it with one element per rank."""
-    world = whole.numel() // max(shard.numel(), 1)
-    return issue(whole.view(-1)[:world], shard.view(-1)[:1])
+    ranks = whole.numel() // max(shard.numel(), 1)
+    return issue(whole.view(-1)[:ranks], shard.view(-1)[:1])
 
 
 def _all_gather(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -55,8 +56,8 @@ def install() -> None:
     import torch.distributed.fsdp
 
     c10d, fsdp = torch.ops.c10d, torch.ops.fsdp
-    rule(c10d._allgather_base_.default)(_all_gather)
-    rule(c10d._reduce_scatter_base_.default)(_reduce_scatter)
+    rule(world.allgather.default)(_all_gather)
+    rule(world.reduce_scatter.default)(_reduce_scatter)
     rule(c10d.allreduce_.default, c10d.broadcast_.default)(_in_place)
     rule(fsdp.all_gather_copy_in.default)(_all_gather_copy_in)
     rule(fsdp.split_with_sizes_copy.default, fsdp.chunk_cat.default)(skip_mutable)

@@ -11,14 +11,19 @@ from typing import Any, ClassVar
 
 import sympy
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import key_get, tree_map
 
 from cftdiag.fastforward import assumptions, rules
 from cftdiag.fastforward.assumptions import note
 from cftdiag.fastforward.provenance import ASSUMED, REAL, SKIPPED, is_float, mark, status
 from cftdiag.fastforward.steering import Plan
 from cftdiag.fastforward.symbols import SYMBOLIC, Binder, Environment, Values, exprs_of
+from cftdiag.torch_private.tracing import (
+    HigherOrderOperator,
+    OpOverload,
+    disable_current_modes,
+    key_get,
+    tree_map,
+)
 
 #: Graphs compiled (``fwd``, ``bwd``) and graph runs (``calls``) in this process.
 STATS: collections.Counter[str] = collections.Counter()
@@ -50,7 +55,7 @@ class Graph:
 
     def run(self, args: list[Any]) -> list[Any]:
         """One run of the graph; ``args`` is emptied."""
-        with _disable_current_modes(), torch.no_grad():
+        with disable_current_modes(), torch.no_grad():
             STATS["calls"] += 1
             levels = tuple(status(a) if isinstance(a, torch.Tensor) else REAL for a in args)
             env = self._bind(args)
@@ -115,7 +120,7 @@ class Graph:
             args, kwargs = tree_map(
                 lambda x: self.device if isinstance(x, torch.device) else x, (args, kwargs)
             )
-        if isinstance(n.target, torch._ops.OpOverload):
+        if isinstance(n.target, OpOverload):
             if self.device and self._only_allocates(n, args, kwargs):
                 return tree_map(
                     lambda x: rules.settle(x, n.target, args, kwargs) if isinstance(x, torch.Tensor) else x,
@@ -129,7 +134,7 @@ class Graph:
             ):
                 return self._asserted(n, result)
             return result
-        if isinstance(n.target, torch._ops.HigherOrderOperator) and rules.level_of((args, kwargs)) == SKIPPED:
+        if isinstance(n.target, HigherOrderOperator) and rules.level_of((args, kwargs)) == SKIPPED:
             return self._skip_higher_order(n, env)
         return n.target(*args, **kwargs)  # type: ignore[operator]
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch._dynamo.callback as dynamo_callback
 
 from cftdiag.fastforward import assumed_values
 from cftdiag.fastforward.assumptions import note
 from cftdiag.fastforward.provenance import REAL, SKIPPED, is_float, status
+from cftdiag.torch_private import callbacks
 
 _tolist, _numpy = torch.Tensor.tolist, torch.Tensor.numpy
 _active = 0
@@ -60,10 +60,7 @@ def declare() -> None:
     """Start declaring; calls nest."""
     global _active
     _active += 1
-    handler = dynamo_callback.callback_handler
-    if _remove not in handler.start_callbacks:  # `torch._dynamo.reset` drops all callbacks
-        handler.register_start_callback(_remove)
-        handler.register_end_callback(_install)
+    callbacks.register(_remove, _install)  # each time: `torch._dynamo.reset` drops all callbacks
     _install()
 
 
@@ -73,8 +70,5 @@ def restore() -> None:
     _active -= 1
     if _active:
         return
-    handler = dynamo_callback.callback_handler
-    if _remove in handler.start_callbacks:
-        handler.remove_start_callback(_remove)
-        handler.remove_end_callback(_install)
+    callbacks.unregister(_remove, _install)
     _remove()

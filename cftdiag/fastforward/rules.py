@@ -14,17 +14,23 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensorMode,
-)
-from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from cftdiag.fastforward import assumed_values
 from cftdiag.fastforward.assumptions import note
 from cftdiag.fastforward.provenance import ASSUMED, REAL, SKIPPED, is_float, mark, raise_to, status
+from cftdiag.torch_private.tracing import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+    OpOverload,
+    amp_unscale,
+    disable_current_modes,
+    local_scalar_dense,
+    tree_leaves,
+    tree_map,
+    tree_map_only,
+    unique2,
+)
 
 aten = torch.ops.aten
 #: Tensors of more elements are skipped even if they could be computed for real.
@@ -44,14 +50,14 @@ VALUE_FREE = {
     aten.randn_like,
 } | _NEW
 #: The result is a Python number.
-READS = {aten._local_scalar_dense, aten.is_nonzero, aten.equal, aten.item}
+READS = {local_scalar_dense, aten.is_nonzero, aten.equal, aten.item}
 _FACTORIES = {aten.zeros, aten.ones, aten.full, aten.rand, aten.randn}
 _RANDOM = {aten.rand, aten.randn, aten.normal_, aten.uniform_}
 _SIZE_FROM_DATA = {
     aten.nonzero,
     aten.masked_select,
     aten.unique_dim,
-    aten._unique2,
+    unique2,
     aten.repeat_interleave,
     aten.bincount,
 }
@@ -106,14 +112,12 @@ def empty(spec: Spec) -> torch.Tensor:
 def output_specs(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """The structure of ``func(*args, **kwargs)`` with a `Spec` for every tensor, without computing; cached."""
     key: Any = None
-    if isinstance(
-        func, torch._ops.OpOverload
-    ):  # a higher-order operator takes functions, which are new in every call
+    if isinstance(func, OpOverload):  # a higher-order operator takes functions, which are new in every call
         with contextlib.suppress(TypeError):  # an unhashable argument
             key = (func, tuple(map(spec_of, tree_leaves((args, kwargs)))))
             if key in _specs:
                 return _specs[key]
-    with _disable_current_modes(), _fake:
+    with disable_current_modes(), _fake:
         blank = tree_map_only(torch.Tensor, lambda t: empty(spec_of(t)), (args, kwargs))
         out = tree_map(spec_of, func(*blank[0], **blank[1]))
     if key is not None:
@@ -208,7 +212,7 @@ def _too_big(
     return any(t.numel() > (SMALL if packet in _RANDOM else CAP) for t in ins)
 
 
-@rule(aten._amp_foreach_non_finite_check_and_unscale_.default)
+@rule(amp_unscale.default)
 def _gradients_are_finite(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """A gradient scaler skips the step of a gradient that overflows; one that nobody computed does not."""
     if level_of(args[0]) < SKIPPED:

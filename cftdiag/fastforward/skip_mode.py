@@ -7,12 +7,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from cftdiag.capture.untraced import leave_our_frames_alone
 from cftdiag.fastforward import collectives, host_reads
 from cftdiag.fastforward.provenance import SKIPPED
 from cftdiag.fastforward.rules import allocate, evaluate, level_of
+from cftdiag.torch_private.tracing import OpOverload, TorchDispatchMode
 
 collectives.install()
 _PLAIN = {torch.Tensor, torch.nn.Parameter, torch.nn.Buffer}
@@ -50,7 +50,7 @@ class SkipMode(TorchDispatchMode):
             return NotImplemented  # a wrapper subclass (DTensor) unwraps itself; its inner operators come back here
         if not _PLAIN.issuperset(types):
             return func(*args, **kwargs)  # tracing: the next mode handles it
-        if isinstance(func, torch._ops.OpOverload):
+        if isinstance(func, OpOverload):
             return evaluate(func, args, kwargs)
         if level_of((args, kwargs)) == SKIPPED:
             return allocate(func, args, kwargs)

@@ -12,12 +12,11 @@ from typing import Any
 
 import sympy
 import torch
-from torch.fx.experimental.symbolic_shapes import resolve_unbacked_bindings
-from torch.utils._pytree import tree_leaves, tree_map
 
 from cftdiag.fastforward import rules
 from cftdiag.fastforward.provenance import ASSUMED, REAL, SKIPPED, is_float
 from cftdiag.fastforward.symbols import SYMBOLIC, exprs_of, shape_env_of
+from cftdiag.torch_private.tracing import resolve_unbacked_bindings, tree_leaves, tree_map
 
 
 class Plan:

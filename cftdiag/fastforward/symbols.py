@@ -7,10 +7,9 @@ from typing import Any
 
 import sympy
 import torch
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
-from torch.utils._sympy.solve import try_solve
 
 from cftdiag.fastforward.assumptions import note
+from cftdiag.torch_private.tracing import ShapeEnv, try_solve
 
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 Environment = dict[sympy.Basic, sympy.Basic]

@@ -17,12 +17,10 @@ import torch
 
 from cftdiag.capture.cache_entries import Call
 from cftdiag.forecast.formulas import Formula, Sample, fit
+from cftdiag.torch_private.dynamo import MARKS
+from cftdiag.torch_private.objects import view_base
 
 _PLAIN = (type(None), bool, str, float, bytes, torch.dtype, torch.device)
-#: What mark_dynamic and its like leave on a tensor: guards ask for it.
-_MARKS = tuple(
-    f"_dynamo_{kind}_indices" for kind in ("dynamic", "weak_dynamic", "unbacked", "strict_unbacked", "static")
-)
 #: Address space, not memory: tensors of any length lie in it.
 _SPACE = 1 << 42
 _NORESERVE = 0x4000  # MAP_NORESERVE on Linux; the mmap module names it from Python 3.13 on
@@ -62,7 +60,7 @@ def describe(call: Call) -> Described:
     for source, value in _leaves("L", call.f_locals):
         if type(value) is torch.Tensor and value.device.type == "cpu" and value.layout is torch.strided:
             first = seen.setdefault(id(value), source)
-            marks = tuple((name, frozenset(getattr(value, name))) for name in _MARKS if hasattr(value, name))
+            marks = tuple((name, frozenset(getattr(value, name))) for name in MARKS if hasattr(value, name))
             structure.append(
                 (
                     source,
@@ -114,11 +112,8 @@ def _leaves(source: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 def _base(value: Any) -> torch.Tensor | None:
     """The tensor that a plain view looks into: guards look at its sizes as well."""
-    return (
-        value._base
-        if type(value) is torch.Tensor and value._is_view() and type(value._base) is torch.Tensor
-        else None
-    )
+    base = view_base(value) if type(value) is torch.Tensor else None
+    return base if type(base) is torch.Tensor else None
 
 
 # ---- global state, which guards look at too ----

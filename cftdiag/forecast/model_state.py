@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-_OWN = ("_parameters", "_modules", "_buffers")
+from cftdiag.torch_private.objects import TABLES, buffers, version
 
 
 @contextlib.contextmanager
@@ -26,21 +26,21 @@ def unchanged(model: torch.nn.Module) -> Iterator[None]:
 class _Kept:
     def __init__(self, module: torch.nn.Module) -> None:
         self.module = module
-        self.attributes = {k: v for k, v in vars(module).items() if k not in _OWN}
+        self.attributes = {k: v for k, v in vars(module).items() if k not in TABLES}
         self.contents = {
             k: v.copy()
             for k, v in self.attributes.items()
             if type(v) in (dict, list) and not k.startswith("_")
         }
-        self.buffers = dict(module._buffers)
+        self.buffers = dict(buffers(module))
         # a clone is read only when the version shows that the buffer was written to
         self.values = {
-            k: (b._version, b.clone()) for k, b in self.buffers.items() if b is not None and not b.is_meta
+            k: (version(b), b.clone()) for k, b in self.buffers.items() if b is not None and not b.is_meta
         }
 
     def put_back(self) -> None:
         now = vars(self.module)
-        for name in [k for k in now if k not in self.attributes and k not in _OWN]:
+        for name in [k for k in now if k not in self.attributes and k not in TABLES]:
             del now[name]
         for name, value in self.attributes.items():
             if now.get(name) is not value:
@@ -50,12 +50,13 @@ class _Kept:
             if not _same_items(value, content):
                 value.clear()
                 value.extend(content) if isinstance(value, list) else value.update(content)
-        if not _same_items(self.module._buffers, self.buffers):
-            self.module._buffers.clear()
-            self.module._buffers.update(self.buffers)
+        own = buffers(self.module)
+        if not _same_items(own, self.buffers):
+            own.clear()
+            own.update(self.buffers)
         with torch.no_grad():
-            for name, (version, value) in self.values.items():
-                if self.buffers[name]._version != version:
+            for name, (written, value) in self.values.items():
+                if version(self.buffers[name]) != written:
                     self.buffers[name].copy_(value)
 
 

@@ -14,7 +14,6 @@ from importlib import metadata
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map_only
 
 from cftdiag import fastforward
 from cftdiag.errors import InputError
@@ -29,6 +28,8 @@ from cftdiag.target.collect import Collector
 from cftdiag.target.devices import Device, device
 from cftdiag.target.records import Extern, Kernel, Lowered
 from cftdiag.target.roofline import bound
+from cftdiag.torch_private import compiled_call
+from cftdiag.torch_private.tracing import tree_map_only
 
 SCHEMA = "cftdiag.kernels/1"
 #: The target that is the CUDA device of this machine.
@@ -148,14 +149,12 @@ def _lower(
         if name not in first:
             return
         module.compile(backend=backend, **kwargs)
-        compiled = module._compiled_call_impl
-        assert compiled is not None
 
-        def call(*args: Any, **kw: Any) -> Any:
+        def around(call: compiled_call.Call, args: tuple[Any, ...], kw: dict[str, Any]) -> Any:
             current[0] = first[name]
-            return compiled(*args, **kw)
+            return call(*args, **kw)
 
-        module._compiled_call_impl = call
+        compiled_call.wrap(module, around)
 
     model = prepared.subject.model
     with contextlib.ExitStack() as stack:

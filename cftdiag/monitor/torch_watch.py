@@ -5,15 +5,17 @@ that never ran, guard lookups.
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from cftdiag.capture import batch_shapes
 from cftdiag.capture.compile_requests import CompileRequests
 from cftdiag.capture.guard_lookups import Lookups
-from cftdiag.capture.in_flight import Compiling, group_timeout, recompile_limit
+from cftdiag.capture.in_flight import Compiling
 from cftdiag.events import Event
+from cftdiag.torch_private import dynamo
+from cftdiag.torch_private.objects import group_timeout
+from cftdiag.torch_private.wrappers import unwrap
 
 #: Limit of torch 2.11 to 2.14, reported until Dynamo is there to be asked.
 DEFAULT_LIMIT = 8
@@ -63,7 +65,7 @@ class Watched:
 
     def renew(self) -> None:
         """Put back what ``torch._dynamo.reset()`` takes out; does nothing before Dynamo is imported."""
-        if "torch._dynamo" in sys.modules:
+        if dynamo.imported():
             self._compiling.renew()
 
     def close(self) -> None:
@@ -98,7 +100,7 @@ class Watched:
             key = id(module)
             if key in self._names:
                 continue
-            cls = type(batch_shapes.unwrap(module)).__name__
+            cls = type(unwrap(module)).__name__
             self._names[key] = (name, cls, frozenset(batch_shapes.forward_codes(module)))
             found.append((name, cls))
             if self._tapped is None:
@@ -137,7 +139,7 @@ class Watched:
 
     def limit(self) -> int:
         """``recompile_limit`` of the training thread."""
-        return recompile_limit() or DEFAULT_LIMIT
+        return dynamo.recompile_limit() or DEFAULT_LIMIT
 
     def group_timeout(self) -> float | None:
         """Seconds until a collective gives up, once there is a process group."""
@@ -149,7 +151,7 @@ class Watched:
         try:
             if self._tapped is not None:
                 self._ran.add(self._tapped)
-            if not batch_shapes.in_backward():
+            if not dynamo.in_backward():
                 self._shape(batch_shapes.batch_shape(args, kwargs))
         except Exception:  # noqa: BLE001 - runs ahead of the user's forward pass; a shape is not worth a training
             self._shape(None)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import inspect
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -16,15 +17,14 @@ from typing import Any
 import torch
 
 from cftdiag.capture import Recorder, counting, track
+from cftdiag.torch_private import compiled_call, dynamo
+from cftdiag.torch_private.dynamo import is_compile_failure
+from cftdiag.torch_private.objects import HOOKS, hooks
+from cftdiag.torch_private.tracing import tree_map_only
+from cftdiag.torch_private.wrappers import strip, unwrap
 
 #: After this many blocks of one kind failed at the same line, the others of that kind are not tried again.
 SAME_FAILURES = 2
-_HOOKS = {
-    "_forward_hooks": "forward",
-    "_forward_pre_hooks": "forward_pre",
-    "_backward_hooks": "full_backward",
-    "_backward_pre_hooks": "full_backward_pre",
-}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,17 +61,15 @@ class Watch:
     def instrument(self, module: torch.nn.Module, fqn: str, recorder: Recorder) -> None:
         """Wrap the compiled call of ``module``; its name in every report is ``fqn``."""
         track(module, fqn, recorder)
-        compiled = module._compiled_call_impl
-        assert compiled is not None
 
-        def call(*args: Any, **kwargs: Any) -> Any:
+        def around(call: compiled_call.Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             self._before(module, fqn, args, kwargs)
             if not self.isolate:
-                return compiled(*args, **kwargs)
-            return self._apart(module, fqn, compiled, args, kwargs)
+                return call(*args, **kwargs)
+            return self._apart(module, fqn, call, args, kwargs)
 
-        module._compiled_call_impl = call
-        self._undo.append(lambda: setattr(module, "_compiled_call_impl", None))
+        compiled_call.wrap(module, around)
+        self._undo.append(lambda: compiled_call.uncompile(module))
 
     def depth(self) -> str:
         """Depth that the backends seen so far reach; ``run`` when none was seen (the subject may compile in
@@ -102,7 +100,7 @@ class Watch:
                 )
         for mark, wanted in self.marks.items():
             _mark(mark, module, args, kwargs, wanted)
-        hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
+        hooks = dynamo.top_saved_tensors_default_hooks(False)
         if hooks is not None:
             self._saved_hooks(fqn, hooks[0])
 
@@ -141,7 +139,7 @@ class Watch:
                     raise
                 self.fullgraph[fqn] = False
                 self._failures.setdefault(self.kinds.get(fqn, fqn), []).append(_failure_key(error))
-        return module._call_impl(*args, **kwargs)
+        return compiled_call.eager_call(module, args, kwargs)
 
     def _known_failure(self, fqn: str) -> bool:
         failures = self._failures.get(self.kinds.get(fqn, fqn), ())
@@ -154,7 +152,7 @@ class Watch:
 
     def look_for_late_hooks(self, step: int) -> None:
         """Note hooks that were put on a compiled module's insides after its first compiled call."""
-        if not getattr(torch._dynamo.config, "skip_nnmodule_hook_guards", True):
+        if not getattr(dynamo.config, "skip_nnmodule_hook_guards", True):
             return  # then hooks are guarded, and a late one recompiles
         for fqn, (module, known) in self._hooks.items():
             for path, attribute, hook_id in sorted(_hooks(module) - known):
@@ -168,7 +166,7 @@ class Watch:
                         "block": fqn,
                         "module": f"{fqn}.{path}" if path else fqn,
                         "hook": f"{os.path.basename(file or '?')}:{line} {getattr(hook, '__name__', type(hook).__name__)}",
-                        "kind": _HOOKS[attribute],
+                        "kind": HOOKS[attribute],
                         "step": step,
                         "file": file,
                         "line": line,
@@ -195,27 +193,13 @@ def compiles_seen(
         original(module, *args, **kwargs)
         names = [name for name, candidate in model.named_modules() if candidate is module]
         if names:
-            from cftdiag.recipe import strip_wrappers
-
-            watch.instrument(module, strip_wrappers(names[0]) or "<root>", recorder)
+            watch.instrument(module, strip(names[0]) or "<root>", recorder)
 
     torch.nn.Module.compile = compile  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:
         torch.nn.Module.compile = original  # type: ignore[method-assign]
-
-
-def is_compile_failure(error: BaseException) -> bool:
-    """True for what Dynamo, AOTAutograd or the backend raised, not the model."""
-    import torch._dynamo.exc as exc
-    from torch.fx.experimental.symbolic_shapes import ConstraintViolationError, GuardOnDataDependentSymNode
-
-    # a fullgraph call of which nothing was compiled ends in a plain RuntimeError
-    nothing = isinstance(error, RuntimeError) and "found no compiled frames" in str(error)
-    return nothing or isinstance(
-        error, (exc.TorchDynamoException, GuardOnDataDependentSymNode, ConstraintViolationError)
-    )
 
 
 def is_checkpoint_failure(error: BaseException) -> bool:
@@ -233,10 +217,7 @@ def _failure_key(error: BaseException) -> tuple[str, str]:
 
 def _hooks(module: torch.nn.Module) -> set[tuple[str, str, int]]:
     return {
-        (path, attribute, key)
-        for path, inner in module.named_modules()
-        for attribute in _HOOKS
-        for key in getattr(inner, attribute, {})
+        (path, attribute, key) for path, inner in module.named_modules() for attribute, key, _ in hooks(inner)
     }
 
 
@@ -244,7 +225,7 @@ def _copies(tree: Any) -> Any:
     def copy(value: torch.Tensor) -> torch.Tensor:
         return value.detach().clone().requires_grad_(value.requires_grad)
 
-    return torch.utils._pytree.tree_map_only(torch.Tensor, copy, tree)
+    return tree_map_only(torch.Tensor, copy, tree)
 
 
 def _mark(
@@ -254,13 +235,9 @@ def _mark(
     kwargs: Mapping[str, Any],
     wanted: Mapping[str, list[int]],
 ) -> None:
-    import inspect
-
-    from torch._dynamo import decorators
-
-    inner = getattr(module, "_checkpoint_wrapped_module", module)
-    names = list(inspect.signature(inner.forward).parameters)
+    names = list(inspect.signature(unwrap(module).forward).parameters)
+    apply = getattr(dynamo, mark)
     for name, value in [*zip(names, args, strict=False), *kwargs.items()]:
         if isinstance(value, torch.Tensor):
             for dim in wanted.get(name, ()):
-                getattr(decorators, mark)(value, dim)
+                apply(value, dim)

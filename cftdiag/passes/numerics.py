@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from cftdiag.passes.compiled_calls import Call
+from cftdiag.torch_private import dynamo, inductor, tracing
 
 STEPS = 2  # the first step may still have zero gradients somewhere (LoRA's B), the second has none
 KEEP = 4  # gradients kept for one parameter: enough for two steps of two micro-batches
@@ -121,7 +122,7 @@ def precision_of(model: torch.nn.Module, batches: Any) -> str:
     tensors = [
         *model.parameters(),
         *model.buffers(),
-        *torch.utils._pytree.tree_leaves([dict(b) for b in batches]),
+        *tracing.tree_leaves([dict(b) for b in batches]),
     ]
     low = any(isinstance(t, torch.Tensor) and t.dtype in _LOW for t in tensors)
     return "low" if low or torch.is_autocast_enabled("cpu") else "high"
@@ -136,13 +137,13 @@ def compare_call(call: Call, seed: int, precision: str) -> list[dict[str, Any]]:
         again = _run(call, seed)
     if eager is None or again is None or compare(eager, again, precision):
         return []  # the module does not repeat itself: nothing can be said
-    torch._dynamo.reset()
+    dynamo.reset()
     compiled = _run(call, seed)
     return [] if compiled is None else compare(eager, compiled, precision)
 
 
 def _run(call: Call, seed: int) -> dict[str, torch.Tensor] | None:
-    args, kwargs = torch.utils._pytree.tree_map_only(
+    args, kwargs = tracing.tree_map_only(
         torch.Tensor,
         lambda t: t.detach().clone().requires_grad_(t.is_floating_point()),
         (call.args, call.kwargs),
@@ -152,13 +153,13 @@ def _run(call: Call, seed: int) -> dict[str, torch.Tensor] | None:
         torch.manual_seed(seed)
         # modules such as activation checkpoints mutate their inputs' history: a non-leaf copy is what they
         # get in training too
-        moved = torch.utils._pytree.tree_map_only(
+        moved = tracing.tree_map_only(
             torch.Tensor, lambda t: t * 1 if t.is_floating_point() else t, (args, kwargs)
         )
         output = call.module(*moved[0], **moved[1])
         outputs = [
             x
-            for x in torch.utils._pytree.tree_leaves(_plain(output))
+            for x in tracing.tree_leaves(_plain(output))
             if isinstance(x, torch.Tensor) and x.is_floating_point()
         ]
         differentiable = [x for x in outputs if x.requires_grad]
@@ -167,9 +168,7 @@ def _run(call: Call, seed: int) -> dict[str, torch.Tensor] | None:
         generator = torch.Generator().manual_seed(seed + 1)
         cotangents = [torch.randn(x.shape, generator=generator).to(x.dtype) for x in differentiable]
         inputs = [
-            x
-            for x in torch.utils._pytree.tree_leaves((args, kwargs))
-            if isinstance(x, torch.Tensor) and x.requires_grad
+            x for x in tracing.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor) and x.requires_grad
         ]
         wanted = [*inputs, *parameters.values()]
         gradients = torch.autograd.grad(differentiable, wanted, cotangents, allow_unused=True)
@@ -214,14 +213,14 @@ def _state_restored(module: torch.nn.Module) -> Iterator[None]:
 @contextlib.contextmanager
 def alike_randomness() -> Iterator[None]:
     """Let Inductor draw its random numbers as eager does."""
-    with torch._inductor.config.patch(fallback_random=True):
+    with inductor.config.patch(fallback_random=True):
         yield
 
 
 def differing_config() -> dict[str, Any]:
     """Settings away from their default that change what a backward computes."""
     found = {}
-    budget = getattr(torch._functorch.config, "activation_memory_budget", 1.0)
+    budget = getattr(tracing.aot_config, "activation_memory_budget", 1.0)
     if budget != 1.0:
         found["torch._functorch.config.activation_memory_budget"] = budget
     return found

@@ -29,6 +29,7 @@ from cftdiag.recipe import (
 )
 from cftdiag.recipe.loss import has_own_head
 from cftdiag.subject import Origin, Subject, as_subject
+from cftdiag.torch_private.tracing import tree_leaves
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -244,11 +245,7 @@ def default_step(model: torch.nn.Module, batch: Mapping[str, Any]) -> Any:
     """Forward, mean square of the first floating output, backward; returns the loss (0-d)."""
     output = model(**batch)
     output = dict(output) if isinstance(output, Mapping) else output
-    tensors = [
-        x
-        for x in torch.utils._pytree.tree_leaves(output)
-        if isinstance(x, torch.Tensor) and x.is_floating_point()
-    ]
+    tensors = [x for x in tree_leaves(output) if isinstance(x, torch.Tensor) and x.is_floating_point()]
     if not tensors:
         raise InputError(
             "the model returned no floating tensor to train on; give Subject(step=...) for your own training step"
@@ -410,8 +407,7 @@ def _round_up(n: int, multiple: int | None) -> int:
 def _lookup(name: Any) -> Any:
     if not isinstance(name, str):
         return name
-    from torch._dynamo import lookup_backend
-    from torch._dynamo.exc import InvalidBackend
+    from cftdiag.torch_private.dynamo import InvalidBackend, lookup_backend
 
     try:
         return lookup_backend(name)

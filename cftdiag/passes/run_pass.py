@@ -31,7 +31,7 @@ from cftdiag.events import Event, Frame
 from cftdiag.forecast.lengths import Shape
 from cftdiag.options import CheckOptions
 from cftdiag.passes import numerics
-from cftdiag.passes.compiled_calls import Watch, compiles_seen, is_checkpoint_failure, is_compile_failure
+from cftdiag.passes.compiled_calls import Watch, compiles_seen, is_checkpoint_failure
 from cftdiag.passes.messages import (
     Assumption,
     Forecast,
@@ -57,10 +57,12 @@ from cftdiag.recipe import (
     apply_recipe,
     block_groups,
     fake_mesh,
-    strip_wrappers,
 )
 from cftdiag.recipe.stacks import stacks
 from cftdiag.subject import Subject
+from cftdiag.torch_private import dynamo
+from cftdiag.torch_private.dynamo import is_compile_failure
+from cftdiag.torch_private.wrappers import strip
 
 SEED = 0
 #: Scopes that compile the blocks one by one.
@@ -128,7 +130,7 @@ class _Pass:
                         self.prepared.step(self.subject.model, dict(self.subject.batches[0]))
                     self.compile_or_refuse(recorder)
                 recorder.watch(self.subject.model, [fqn for fqn, _ in self.blocks])
-                self.limit = getattr(torch._dynamo.config, "recompile_limit", None)
+                self.limit = dynamo.recompile_limit()
                 self.describe()
                 if self.task.sweep is not None:
                     self.sweep(self.task.sweep, recorder)
@@ -344,7 +346,7 @@ class _Pass:
         """
         if self.named or self.subject.wrap is not None or self.options.compile_scope not in BY_BLOCK:
             return
-        found = {name: [strip_wrappers(fqn) for fqn, _ in blocks] for name, blocks in self.stacks.items()}
+        found = {name: [strip(fqn) for fqn, _ in blocks] for name, blocks in self.stacks.items()}
         called = {name for name, fqns in found.items() if any(self.watch.calls[fqn] for fqn in fqns)}
         if not called or len(called) == len(found):
             return

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from cftdiag.recipe.apply import ROOT, Program, apply_recipe
     from cftdiag.recipe.batches import Batch, make_batches, max_positions
-    from cftdiag.recipe.blocks import BlockGroup, block_groups, find_blocks, strip_wrappers
+    from cftdiag.recipe.blocks import BlockGroup, block_groups, find_blocks
     from cftdiag.recipe.errors import DepthNotReached
     from cftdiag.recipe.fake_world import fake_mesh
     from cftdiag.recipe.layers import auto_layers, select_layers, truncate
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _EXPORTS = {
     "apply": ("ROOT", "Program", "apply_recipe"),
     "batches": ("Batch", "make_batches", "max_positions"),
-    "blocks": ("BlockGroup", "block_groups", "find_blocks", "strip_wrappers"),
+    "blocks": ("BlockGroup", "block_groups", "find_blocks"),
     "errors": ("DepthNotReached",),
     "fake_world": ("fake_mesh",),
     "layers": ("auto_layers", "select_layers", "truncate"),
@@ -52,7 +52,6 @@ __all__ = [
     "make_batches",
     "max_positions",
     "select_layers",
-    "strip_wrappers",
     "supported_attention",
     "truncate",
 ]

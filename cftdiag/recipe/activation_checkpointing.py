@@ -6,11 +6,10 @@ from functools import partial
 from typing import Any
 
 from torch import nn
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
-from torch.nn.modules.dropout import _DropoutNd
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from cftdiag.recipe.blocks import Blocks, set_module
+from cftdiag.torch_private.world import DropoutNd, checkpoint_wrapper
 
 #: Matrix products of aten, overloads left out: saved under ``selective`` beside attention, because they cost
 #: most to compute again. The rest is recomputed.
@@ -60,7 +59,7 @@ def draws_random_numbers(model: nn.Module) -> bool:
     if any(_drops(name, value) for name, value in settings.items()):
         return True
     return any(
-        (isinstance(module, _DropoutNd) and module.p > 0)
+        (isinstance(module, DropoutNd) and module.p > 0)
         or any(_drops(name, value) for name, value in vars(module).items())
         for module in model.modules()
     )

@@ -20,6 +20,7 @@ from cftdiag.recipe.fsdp import shard
 from cftdiag.recipe.loss import install_loss
 from cftdiag.recipe.packing import IGNORE
 from cftdiag.recipe.train_recipe import TrainRecipe
+from cftdiag.torch_private.tracing import tree_leaves
 
 #: Name of the region that is a model whose own forward is compiled whole.
 ROOT = "<root>"
@@ -99,7 +100,7 @@ def _own_regions(model: nn.Module, recipe: TrainRecipe) -> Blocks:
 
 def first_tensor(out: Any) -> torch.Tensor:
     """The first floating tensor in a model's output; ``ValueError`` when there is none."""
-    for value in torch.utils._pytree.tree_leaves(out.to_tuple() if hasattr(out, "to_tuple") else out):
+    for value in tree_leaves(out.to_tuple() if hasattr(out, "to_tuple") else out):
         if isinstance(value, torch.Tensor) and value.is_floating_point():
             return value
     raise ValueError(

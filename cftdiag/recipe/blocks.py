@@ -13,10 +13,8 @@ from typing import Any
 import torch
 
 from cftdiag.recipe.stacks import stacks
+from cftdiag.torch_private.wrappers import class_name, strip, unwrap
 
-_WRAPPERS = re.compile(
-    r"(?:^|\.)(?:_orig_mod|_checkpoint_wrapped_module|_fsdp_wrapped_module|module(?=\._))(?=\.|$)"
-)
 #: Integer, string and None attributes of a block by which its computation can differ from another block's.
 _STRUCTURAL = re.compile(r"window|rope|expert|head|type|sparse|moe|top_k|chunk|causal|pattern")
 #: Attributes that number or name a block without changing what it is.
@@ -48,18 +46,13 @@ class BlockGroup:
     fqns: tuple[str, ...]
 
 
-def strip_wrappers(fqn: str) -> str:
-    """A module's name without the parts that torch.compile, checkpoint wrappers and FSDP put in."""
-    return _WRAPPERS.sub("", fqn).lstrip(".")
-
-
 def find_blocks(model: torch.nn.Module, globs: Sequence[str] | None = None) -> Blocks:
     """The blocks of a model as (name without wrappers, module), in model order.
 
     By default the blocks of every stack (:func:`cftdiag.recipe.stacks.stacks`); with ``globs`` every module
     whose name matches one (``*`` does not cross a dot). ``ValueError`` when nothing is found.
     """
-    names = {strip_wrappers(fqn): module for fqn, module in model.named_modules() if fqn}
+    names = {strip(fqn): module for fqn, module in model.named_modules() if fqn}
     if globs:
         return _matching(names, globs)
     found = stacks(model)
@@ -67,7 +60,7 @@ def find_blocks(model: torch.nn.Module, globs: Sequence[str] | None = None) -> B
         raise ValueError(
             f"{type(model).__name__} has no repeated blocks to compile; name its blocks with --blocks GLOB"
         )
-    return [(strip_wrappers(fqn), block) for blocks in found.values() for fqn, block in blocks]
+    return [(strip(fqn), block) for blocks in found.values() for fqn, block in blocks]
 
 
 def set_module(model: torch.nn.Module, name: str, module: torch.nn.Module) -> None:
@@ -96,7 +89,7 @@ def block_groups(model: torch.nn.Module, blocks: Blocks | None = None) -> list[B
     """
     members: dict[Kind, list[tuple[str, str]]] = collections.defaultdict(list)
     for fqn, block in find_blocks(model) if blocks is None else blocks:
-        members[frozenset(traits(block))].append((fqn, _class_name(_unwrapped(block))))
+        members[frozenset(traits(block))].append((fqn, class_name(unwrap(block))))
     by_class: dict[str, list[Kind]] = collections.defaultdict(list)
     for kind, found in members.items():
         by_class[found[0][1]].append(kind)
@@ -107,33 +100,17 @@ def block_groups(model: torch.nn.Module, blocks: Blocks | None = None) -> list[B
     ]
 
 
-def _unwrapped(block: torch.nn.Module) -> torch.nn.Module:
-    for name in ("_orig_mod", "_checkpoint_wrapped_module"):
-        block = getattr(block, name, block)
-    return block
-
-
 def traits(block: torch.nn.Module) -> Iterable[tuple[str, str]]:
     """(trait, value) pairs that make up the kind of a block."""
-    inner = _unwrapped(block)
+    inner = unwrap(block)
     for path, module in inner.named_modules():
         at = f"{path}." if path else ""
-        yield f"{path}:class", _class_name(module)
+        yield f"{path}:class", class_name(module)
         for name, p in module.named_parameters(recurse=False):
             yield f"{at}{name}:shape", f"{'x'.join(map(str, p.shape))} {p.dtype}".replace("torch.", "")
         for name, value in vars(module).items():
             if not name.startswith("_") and name not in _IDENTITY and _is_structural(name, value):
                 yield f"{at}{name}", str(value)
-
-
-def _class_name(module: torch.nn.Module) -> str:
-    # fully_shard puts a class of its own in front of the module's
-    cls = type(module)
-    return (
-        cls.__name__.removeprefix("FSDP")
-        if "FSDPModule" in [c.__name__ for c in cls.__mro__]
-        else cls.__name__
-    )
 
 
 def _is_structural(name: str, value: Any) -> bool:

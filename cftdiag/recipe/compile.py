@@ -96,8 +96,8 @@ def compile_settings(scope: str, planned: Mapping[str, Any]) -> Iterator[dict[st
     if scope == "none":
         yield {}
         return
-    import torch._dynamo.config as dynamo
-    import torch._inductor.config as inductor
+    from cftdiag.torch_private.dynamo import config as dynamo
+    from cftdiag.torch_private.inductor import config as inductor
 
     with contextlib.ExitStack() as stack:
         done: dict[str, Any] = {}

@@ -16,9 +16,8 @@ def fake_mesh(world_size: int, replicas: int = 1) -> Any:
     """
     if not dist.is_available():
         raise RuntimeError("this torch is built without torch.distributed; check with --world-size 1")
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
     from cftdiag.recipe.fsdp import make_mesh
+    from cftdiag.torch_private.world import FakeStore
 
     if not dist.is_initialized():
         dist.init_process_group("fake", rank=0, world_size=world_size, store=FakeStore())

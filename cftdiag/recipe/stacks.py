@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 
 from torch import nn
 
+from cftdiag.torch_private.wrappers import unwrap
+
 _LISTS = (nn.ModuleList, nn.ModuleDict)
 _ROWS = (*_LISTS, nn.Sequential)
 #: Block names and modules in model order.
@@ -39,23 +41,19 @@ def stacks(model: nn.Module) -> dict[str, Named]:
 
 def is_composite(module: nn.Module) -> bool:
     """True for a module of the model's own that has modules inside."""
-    inner = _unwrapped(module)
+    inner = unwrap(module)
     return not type(inner).__module__.startswith("torch.nn.modules.") and any(True for _ in inner.children())
 
 
 def _is_whole_block(module: nn.Module) -> bool:
     """True for a composite module of composite modules, as a transformer's layer is and its expert is not."""
-    return is_composite(module) and any(is_composite(child) for child in _unwrapped(module).children())
-
-
-def _unwrapped(module: nn.Module) -> nn.Module:
-    return getattr(module, "_checkpoint_wrapped_module", getattr(module, "_orig_mod", module))
+    return is_composite(module) and any(is_composite(child) for child in unwrap(module).children())
 
 
 def _rows(name: str, module: nn.Module, kinds: Kinds, wanted: Test) -> Iterator[tuple[str, Named]]:
     """(name, blocks) of the outermost lists in a module, itself included."""
     entries = [(fqn, m) for fqn, m in _entries(name, module, kinds) if wanted(m)]
-    classes = {type(_unwrapped(m)) for _, m in entries}
+    classes = {type(unwrap(m)) for _, m in entries}
     repeats = len(classes) < len(entries) or not isinstance(module, nn.Sequential)
     if not isinstance(module, kinds) or not entries or not repeats:
         for key, child in module.named_children():
@@ -81,7 +79,7 @@ def _stage(name: str, module: nn.Module) -> Iterator[tuple[str, Named]]:
     for key, child in module.named_children():
         path = _join(name, key)
         blocks = list(_entries(path, child, _ROWS)) if isinstance(child, _ROWS) else []
-        classes = {type(_unwrapped(block)) for _, block in blocks}
+        classes = {type(unwrap(block)) for _, block in blocks}
         if len(blocks) > 1 and len(classes) == 1 and all(_is_whole_block(block) for _, block in blocks):
             yield path, blocks
         else:

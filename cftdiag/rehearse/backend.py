@@ -17,6 +17,7 @@ import torch
 from cftdiag import fastforward
 from cftdiag.rehearse.cuda_alias import Alias
 from cftdiag.rehearse.settings import Rehearsal, jsonable
+from cftdiag.torch_private import rehearsal
 
 #: Backends that stop after Dynamo, whatever depth was asked for: AOTAutograd is not reached in the real run.
 _TRACED_ONLY = frozenset({"eager", "eager_noexcept", "eager_debug"})
@@ -77,8 +78,8 @@ def install(settings: Rehearsal, alias: Alias | None) -> Compiled:
         return _nothing if alias is None else alias.off()
 
     _on_compiled_calls(entered)
-    torch._TorchCompileInductorWrapper.__call__ = by_inductor  # type: ignore[method-assign]
-    torch._TorchCompileWrapper.__call__ = by_name  # type: ignore[method-assign]
+    rehearsal.CompileByInductor.__call__ = by_inductor
+    rehearsal.CompileByName.__call__ = by_name
     _watch_calls(compiled, dict(settings.compile_kwargs))
     return compiled
 
@@ -110,16 +111,14 @@ def _on_compiled_calls(enter: Callable[[], Callable[[], None]]) -> None:
 
     Dynamo has such hooks for its own settings: nothing is put around the script's functions.
     """
-    from torch._dynamo.eval_frame import OptimizeContext
-
-    real = OptimizeContext.__init__
+    real = rehearsal.OptimizeContext.__init__
 
     @functools.wraps(real)
     def initialise(self: Any, *args: Any, **kwargs: Any) -> None:
         real(self, *args, **kwargs)
         self.enter_exit_hooks.append(enter)
 
-    OptimizeContext.__init__ = initialise  # type: ignore[method-assign]
+    rehearsal.OptimizeContext.__init__ = initialise
 
 
 def _nothing() -> None:

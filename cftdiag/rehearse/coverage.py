@@ -9,15 +9,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map
 from torch.utils.flop_counter import flop_registry
 
-from cftdiag.capture.batch_shapes import in_backward
-from cftdiag.capture.blocks import strip
 from cftdiag.fastforward import SkipMode
 from cftdiag.fastforward.graph import Graph
 from cftdiag.fastforward.symbols import SYMBOLIC, Environment
 from cftdiag.rehearse.settings import EagerShare
+from cftdiag.torch_private.dynamo import in_backward
+from cftdiag.torch_private.tracing import tree_map
+from cftdiag.torch_private.wrappers import strip
 
 #: Rows of the list of what runs eager.
 ROWS = 12

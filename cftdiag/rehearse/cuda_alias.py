@@ -14,10 +14,17 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode, _len_torch_function_stack, _pop_mode, _push_mode
+from torch.overrides import TorchFunctionMode
 
 from cftdiag.rehearse.settings import Rehearsal
 from cftdiag.target.devices import DEVICES, Device
+from cftdiag.torch_private.rehearsal import (
+    DeviceContext,
+    Generator,
+    len_torch_function_stack,
+    pop_mode,
+    push_mode,
+)
 
 #: Torch's own modules that a script meets as the device's face; all other code of torch gets true answers.
 _FACES = (
@@ -81,21 +88,21 @@ class Alias(TorchFunctionMode):
         """Take the mode off this thread, from under others too; returns what puts it back."""
         above: list[Any] = []
         found = False
-        while _len_torch_function_stack() and not found:
-            mode = _pop_mode()
+        while len_torch_function_stack() and not found:
+            mode = pop_mode()
             found = mode is self
             if not found:
                 above.append(mode)
         for mode in reversed(above):
-            _push_mode(mode)
+            push_mode(mode)
         return self._on if found else _nothing
 
     def _on(self) -> None:
         # at the bottom, where it was: a mode of the script's own is asked before it
-        others = [_pop_mode() for _ in range(_len_torch_function_stack())]
-        _push_mode(self)
+        others = [pop_mode() for _ in range(len_torch_function_stack())]
+        push_mode(self)
         for mode in reversed(others):
-            _push_mode(mode)
+            push_mode(mode)
 
 
 #: Methods of tensors that are nothing here.
@@ -228,16 +235,16 @@ def _not_recorded(self: torch.Tensor, stream: Any) -> None:
     """``Tensor.record_stream`` takes torch's own streams alone."""
 
 
-class _AnyGenerator(type(torch._C.Generator)):  # type: ignore[misc]
+class _AnyGenerator(type(Generator)):  # type: ignore[misc]
     def __instancecheck__(cls, instance: Any) -> bool:
-        return isinstance(instance, torch._C.Generator)
+        return isinstance(instance, Generator)
 
 
-class _Generator(torch._C.Generator, metaclass=_AnyGenerator):
+class _Generator(Generator, metaclass=_AnyGenerator):
     """``torch.Generator`` that takes the device for the CPU."""
 
     def __new__(cls, device: Any = "cpu") -> Any:
-        return torch._C.Generator("cpu" if is_cuda(device) else device)
+        return Generator("cpu" if is_cuda(device) else device)
 
 
 class _Properties:
@@ -335,11 +342,10 @@ class _Current:
 
 def _map_classes() -> None:
     from torch.amp import autocast_mode, grad_scaler
-    from torch.utils import _device
 
     _map_autocast(autocast_mode.autocast)
     _first_argument(grad_scaler.GradScaler, "device", "cuda")
-    _first_argument(_device.DeviceContext)
+    _first_argument(DeviceContext)
     if not torch.distributed.is_available():
         return
     from torch.distributed import device_mesh

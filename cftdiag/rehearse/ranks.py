@@ -31,7 +31,7 @@ def install(settings: Rehearsal) -> None:
         *args: Any,
         **kwargs: Any,
     ) -> None:
-        from torch.testing._internal.distributed.fake_pg import FakeStore
+        from cftdiag.torch_private.world import FakeStore
 
         asked["backend"] = str(backend).partition(",")[0].rpartition(":")[2] if backend else "nccl"
         if world_size < 0:
@@ -76,12 +76,16 @@ def _reduce_in_python() -> None:
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
+    from cftdiag.torch_private.rehearsal import replace_comm_hook
+
     def reduced(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
         future.set_result(bucket.buffer())
         return future
 
-    register, initialise = dist._register_comm_hook, DistributedDataParallel.__init__
+    initialise = DistributedDataParallel.__init__
+    # a hook of the script's own would be a second one
+    register = replace_comm_hook(lambda reducer, state, hook: None)
 
     @functools.wraps(initialise)
     def build(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -89,8 +93,6 @@ def _reduce_in_python() -> None:
         register(self.reducer, None, reduced)
 
     DistributedDataParallel.__init__ = build
-    # a hook of the script's own would be a second one
-    dist._register_comm_hook = lambda reducer, state, hook: None
 
 
 def _number(name: str) -> int:

@@ -12,10 +12,10 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map
 
 from cftdiag.fastforward import SKIPPED, status
 from cftdiag.rehearse.import_hooks import after_import
+from cftdiag.torch_private.tracing import tree_map
 
 #: Tensors of fewer bytes are written as they are.
 _SMALL = 1 << 16

@@ -47,6 +47,11 @@ def show_doctor(state: Mapping[str, Any], *, file: TextIO | None = None, width: 
         facts.append(["torch build", f"CUDA {torch['cuda_build']}" if torch["cuda_build"] else "CPU"])
         facts.append(["CUDA devices", ", ".join(torch["cuda_devices"]) or "none"])
     facts += [[name, str(version or "not found")] for name, version in state["compilers"].items()]
+    names = state["private_names"]
+    if names:
+        good = sum(row["ok"] for row in names)
+        facts.append(["private names", f"{good} of {len(names)} as expected in this torch"])
+        facts.append(["deepest depth", state["depth"] or "none"])
     for line in table_lines(facts, indent=0):
         print_line(console, line)
     if state["self_test"]:
@@ -72,4 +77,5 @@ def show_doctor(state: Mapping[str, Any], *, file: TextIO | None = None, width: 
     if state["works"]:
         print_line(console, Text("the check works here", style="bold green"))
     else:
-        print_line(console, Text("the check cannot work here", style="bold red"))
+        left = f"; depth {state['depth']} is still available" if state["depth"] else ""
+        print_line(console, Text(f"the check cannot work here{left}", style="bold red"))

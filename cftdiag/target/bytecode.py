@@ -11,7 +11,7 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
-from torch._dynamo.convert_frame import register_bytecode_hook
+from cftdiag.torch_private.dynamo import register_bytecode_hook
 
 
 def source_of(code: types.CodeType) -> tuple[str, str]:

@@ -15,16 +15,22 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch._inductor import memory
-from torch._inductor.codegen.cpp import CppScheduling
-from torch._inductor.codegen.triton import TritonScheduling
-from torch._inductor.ir import Reduction, WelfordReduction
-from torch._inductor.utils import Placeholder
-from torch._inductor.virtualized import V
 from torch.utils.flop_counter import flop_registry
 
 from cftdiag.findings import Where
 from cftdiag.target.records import Extern, Kernel, Lowered, Split
+from cftdiag.torch_private import dynamo
+from cftdiag.torch_private.inductor import (
+    CppScheduling,
+    Placeholder,
+    Reduction,
+    TritonScheduling,
+    V,
+    WelfordReduction,
+    hint,
+    planned_peak,
+)
+from cftdiag.torch_private.tracing import OpOverload, local_scalar_dense
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
@@ -49,13 +55,6 @@ def lines_of(nodes: Iterable[torch.fx.Node]) -> tuple[Where, ...]:
                 )
                 break
     return tuple(found.values())
-
-
-def hint(expression: Any) -> int:
-    """A symbolic size at the sizes that were traced; 1 for what no input determines."""
-    sizevars = V.graph.sizevars
-    evaluate = getattr(sizevars, "optimization_hint", None) or sizevars.size_hint
-    return int(evaluate(expression, fallback=1))
 
 
 class Collector:
@@ -120,19 +119,18 @@ class Collector:
         kernels, self._kernels = tuple(self._kernels), []
         splits, self._splits = tuple(dict.fromkeys(self._splits)), []
         nodes = [n for n in graph.module.graph.nodes if n.op == "call_function"]
-        context = torch._guards.CompileContext.current_compile_id()
         self.on_graph(
             Lowered(
                 target=self.target,
                 backward=bool(graph.is_backward),
-                compile_id=str(context) if context else None,
+                compile_id=dynamo.current_compile_id(),
                 code=text,
                 kernels=kernels,
                 externs=tuple(filter(None, map(_extern, graph.scheduler.nodes))),
                 splits=splits,
                 sizes={str(s): hint(s) for s in _symbols(graph)},
-                items=lines_of(n for n in nodes if n.target is torch.ops.aten._local_scalar_dense.default),
-                peak_bytes=_peak(graph),
+                items=lines_of(n for n in nodes if n.target is local_scalar_dense.default),
+                peak_bytes=planned_peak(graph),
             )
         )
 
@@ -262,11 +260,7 @@ def _extern(node: Any) -> Extern | None:
     if not hasattr(kernel, "python_kernel_name") or type(kernel).__name__ == "MultiOutput":
         return None
     overload = getattr(kernel, "op_overload", None)
-    op = (
-        _name(overload)
-        if isinstance(overload, torch._ops.OpOverload)
-        else (_aten(origins) or (str(call),))[0]
-    )
+    op = _name(overload) if isinstance(overload, OpOverload) else (_aten(origins) or (str(call),))[0]
     flops = node.estimate_flops()
     if flops is None:
         flops = next(filter(None, (_formula(n) for n in origins if n.target is overload)), None)
@@ -289,19 +283,3 @@ def _formula(node: torch.fx.Node) -> int | None:
     args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])  # type: ignore[misc]
     flops = count(*args, **kwargs, out_val=node.meta["val"])
     return hint(flops.node.expr) if isinstance(flops, torch.SymInt) else int(flops)
-
-
-def _peak(graph: Any) -> int | None:
-    plan, estimate = (
-        getattr(memory, "prepare_planning_info", None),
-        getattr(memory, "estimate_peak_memory", None),
-    )
-    if plan is None or estimate is None:
-        return None
-    scheduler = graph.scheduler
-    inputs, outputs = (
-        type(graph.removed_buffers)(graph.graph_inputs),
-        type(graph.removed_buffers)(graph.get_output_names()),
-    )
-    peak, _ = plan(scheduler.nodes, scheduler.name_to_buf, scheduler.name_to_fused_node, inputs, outputs)
-    return int(peak)

@@ -11,10 +11,10 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from torch._inductor import config
-
 from cftdiag.target.codegen import keep_code, never
 from cftdiag.target.patches import Patch, applied, clear_caches
+from cftdiag.torch_private import points
+from cftdiag.torch_private.inductor import config
 
 SETTINGS: Mapping[str, Any] = {
     "force_disable_caches": True,
@@ -24,35 +24,15 @@ SETTINGS: Mapping[str, Any] = {
     "max_autotune_gemm": False,
 }
 
-# answers that hold only while nothing is built
-_CACHES = (
-    "torch._inductor.cpu_vec_isa:valid_vec_isa_list",
-    *(
-        f"torch._inductor.cpu_vec_isa:{isa}.__bool__"
-        for isa in ("VecISA", "VecAVX512", "VecAVX512VNNI", "VecAMX", "VecAVX2", "VecNEON", "VecSVE")
-    ),
-    "torch._inductor.cpp_builder:is_gcc",
-    "torch._inductor.cpp_builder:is_clang",
-    "torch._inductor.codecache:CacheBase.get_system",
-)
-
 
 def patches(on_code: Callable[[Any, str], None] | None = None) -> list[Patch]:
     """What is replaced while a graph is lowered for the CPU."""
     return [
-        Patch(
-            point="torch._inductor.graph:GraphLowering._compile_to_module",
-            new=keep_code(on_code),
-            parameters=("self",),
-        ),
-        Patch(
-            point="torch._inductor.cpu_vec_isa:VecISA.check_build",
-            new=lambda self, code: True,
-            parameters=("self", "code"),
-        ),
-        Patch(point="torch._inductor.cpp_builder:CppBuilder.build", new=never),
+        Patch(point=points.COMPILE_TO_MODULE, new=keep_code(on_code)),
+        Patch(point=points.CHECK_BUILD, new=lambda self, code: True),
+        Patch(point=points.CPP_BUILD, new=never),
         # code generation asks which compiler it writes for, and would start each candidate to find out
-        Patch(point="torch._inductor.cpp_builder:get_cpp_compiler", new=lambda: "g++"),
+        Patch(point=points.CPP_COMPILER, new=lambda: "g++"),
     ]
 
 
@@ -61,9 +41,9 @@ def lowering(
     on_code: Callable[[Any, str], None] | None = None, inductor_config: Mapping[str, Any] | None = None
 ) -> Iterator[None]:
     """Active only while a graph is lowered."""
-    clear_caches(_CACHES)
+    clear_caches(points.CPU_CACHES)
     try:
         with applied("cpu", patches(on_code)), config.patch({**(inductor_config or {}), **SETTINGS}):
             yield
     finally:
-        clear_caches(_CACHES)
+        clear_caches(points.CPU_CACHES)

@@ -14,16 +14,15 @@ from typing import Any
 from unittest import mock
 
 import torch
-import torch._dynamo.device_interface as device_interface
-from torch._inductor import config
-from torch._inductor.constant_folding import ConstantFolder
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from cftdiag.target import native, rng, sdpa
 from cftdiag.target.codegen import keep_code
 from cftdiag.target.devices import DEVICES, Device
 from cftdiag.target.errors import TargetUnavailable
 from cftdiag.target.patches import Patch, applied, clear_caches
+from cftdiag.torch_private import points
+from cftdiag.torch_private.inductor import config, device_interface
+from cftdiag.torch_private.tracing import TorchDispatchMode
 
 #: torch's static launcher keeps no cubin, which is what is read here. Its setting has another name in some
 #: releases.
@@ -44,26 +43,6 @@ SETTINGS: Mapping[str, Any] = {
     "benchmark_kernel": False,
     "benchmark_fusion": False,
 }
-
-# answers about the device that torch remembers
-_CACHES = (
-    "torch.utils._triton:has_triton",
-    "torch.utils._triton:triton_backend",
-    "torch.utils._triton:triton_hash_with_backend",
-    "torch.utils._triton:has_triton_tma",
-    "torch.utils._triton:has_triton_tma_device",
-    "torch.utils._triton:has_triton_stable_tma_api",
-    "torch.utils._triton:_device_supports_tma",
-    "torch.utils._triton:has_triton_tensor_descriptor_host_tma",
-    "torch.utils._triton:has_triton_experimental_host_tma",
-    "torch.utils._triton:has_datacenter_blackwell_tma_device",
-    "torch._inductor.utils:get_gpu_dram_gbps",
-    "torch._inductor.utils:is_big_gpu",
-    "torch._inductor.utils:get_max_num_sms",
-    "torch._inductor.utils:get_gpu_shared_memory",
-    "torch._inductor.runtime.hints:DeviceProperties.create",
-    "torch._inductor.codecache:CacheBase.get_local_cache_path",
-)
 
 
 def _interface(spec: Device) -> type:
@@ -184,38 +163,18 @@ def patches(spec: Device, on_code: Callable[[Any, str], None] | None = None) -> 
     """What is replaced while a graph is lowered for ``spec``."""
     system = {"device": {"name": spec.name}, "version": {"cuda": None, "triton": None}, "hash": spec.name}
     return [
-        *(Patch(point=f"torch.cuda:{name}", new=value) for name, value in _answers(spec).items()),
-        Patch(point="torch.version:cuda", new=torch.version.cuda or "13.0"),
-        Patch(
-            point="torch._subclasses.fake_tensor:FakeTensorMode.avoid_device_init",
-            new=property(lambda self: True),
-        ),
-        # torch 2.11 puts a tensor on a device that says it is available
-        Patch(
-            point="torch._subclasses.fake_tensor:init_gpu_context", new=lambda device: None, required=False
-        ),
-        Patch(
-            point="torch._inductor.graph:GraphLowering._compile_to_module",
-            new=keep_code(on_code),
-            parameters=("self",),
-        ),
+        *(Patch(point=points.of_cuda(name), new=value) for name, value in _answers(spec).items()),
+        Patch(point=points.CUDA_VERSION, new=torch.version.cuda or "13.0"),
+        Patch(point=points.AVOID_DEVICE_INIT, new=property(lambda self: True)),
+        Patch(point=points.INIT_GPU_CONTEXT, new=lambda device: None),
+        Patch(point=points.COMPILE_TO_MODULE, new=keep_code(on_code)),
         # it hashes the whole of Triton, for caches that are off
-        Patch(
-            point="torch._inductor.codecache:CacheBase.get_system",
-            new=staticmethod(lambda: system),
-            required=False,
-        ),
-        Patch(point="torch._inductor.utils:get_gpu_dram_gbps", new=lambda: spec.dram_gbps),
-        Patch(
-            point="torch._inductor.constant_folding:ConstantFolder.run",
-            new=_fold_on_cpu(ConstantFolder.run),
-            parameters=("self",),
-        ),
-        Patch(point="torch._inductor.runtime.triton_helpers:set_driver_to_gpu", new=lambda: None),
+        Patch(point=points.GET_SYSTEM, new=staticmethod(lambda: system)),
+        Patch(point=points.DRAM_GBPS, new=lambda: spec.dram_gbps),
+        Patch(point=points.CONSTANT_FOLDER_RUN, new=_fold_on_cpu(points.CONSTANT_FOLDER_RUN.get())),
+        Patch(point=points.SET_DRIVER, new=lambda: None),
         # the repro text of every graph would ask nvcc for its version
-        Patch(
-            point="torch._dynamo.repro.after_aot:_cuda_system_info_comment", new=lambda: "", required=False
-        ),
+        Patch(point=points.SYSTEM_INFO_COMMENT, new=lambda: ""),
     ]
 
 
@@ -263,6 +222,6 @@ def lowering(
         enter(mock.patch.object(driver, "_active", driver._active))
         driver.set_active(TritonDriver(spec))
         enter(config.patch({**(inductor_config or {}), **SETTINGS}))
-        clear_caches(_CACHES)
-        stack.callback(clear_caches, _CACHES)
+        clear_caches(points.CUDA_CACHES)
+        stack.callback(clear_caches, points.CUDA_CACHES)
         yield spec

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
 from cftdiag.fastforward import Graph, boxed, copied
 from cftdiag.target import cpu, cuda, native, patches, rng, sdpa
@@ -21,6 +20,7 @@ from cftdiag.target.collect import Collector, Lowered
 from cftdiag.target.devices import device
 from cftdiag.target.errors import TargetUnavailable
 from cftdiag.target.retarget import CpuGraph, to_cuda
+from cftdiag.torch_private.inductor import compile_fx, compile_fx_inner
 
 Backend = Callable[[torch.fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 

@@ -11,14 +11,12 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch._inductor import config
-from torch._inductor.graph import GraphLowering
-from torch._inductor.runtime.triton_heuristics import CachingAutotuner
-from torch._inductor.utils import get_device_tflops, get_gpu_dram_gbps
 
 from cftdiag.target.collect import Collector
 from cftdiag.target.cuda import STATIC_LAUNCHER
 from cftdiag.target.devices import DEVICES, Device
+from cftdiag.torch_private import inductor, points
+from cftdiag.torch_private.inductor import config
 
 
 def present() -> Device:
@@ -30,15 +28,15 @@ def present() -> Device:
     known = next((d for name, d in DEVICES.items() if name in found.name.lower()), None)
     if known is not None:
         return dataclasses.replace(known, **sizes)
-    fp32 = float(get_device_tflops(torch.float32))
+    fp32 = float(inductor.get_device_tflops(torch.float32))
     shared = int(sizes.setdefault("shared_memory_per_block_optin", 48 << 10))
     sizes.setdefault("shared_memory_per_multiprocessor", shared + 1024)
     sizes.setdefault("clock_rate", 0)
     return Device(
         **sizes,
-        dram_gbps=float(get_gpu_dram_gbps()),
+        dram_gbps=float(inductor.get_gpu_dram_gbps()),
         fp32_tflops=fp32,
-        bf16_tflops=float(get_device_tflops(torch.bfloat16)),
+        bf16_tflops=float(inductor.get_device_tflops(torch.bfloat16)),
         fp64_tflops=fp32 / 2,
     )
 
@@ -61,7 +59,7 @@ class Reader:
         """Inside the block every graph that Inductor compiles goes to ``collector``; caches are off, so that
         none is missed.
         """
-        generate, build = GraphLowering.codegen, GraphLowering._compile_to_module
+        generate, build = inductor.codegen, inductor.compile_to_module
         texts: dict[int, str] = {}
 
         def codegen(graph: Any) -> Any:
@@ -76,8 +74,8 @@ class Reader:
             return module
 
         with contextlib.ExitStack() as stack:
-            stack.enter_context(mock.patch.object(GraphLowering, "codegen", codegen))
-            stack.enter_context(mock.patch.object(GraphLowering, "_compile_to_module", compile_to_module))
+            stack.enter_context(mock.patch.object(inductor.GraphLowering, "codegen", codegen))
+            stack.enter_context(mock.patch.object(*points.COMPILE_TO_MODULE.owner(), compile_to_module))
             stack.enter_context(collector.watching())
             stack.enter_context(config.patch(force_disable_caches=True, compile_threads=1))
             yield
@@ -88,7 +86,7 @@ class Reader:
         """
         found = {}
         for name, tuner in vars(self.modules[index]).items():
-            if isinstance(tuner, CachingAutotuner) and len(getattr(tuner, "launchers", ())) == 1:
+            if isinstance(tuner, inductor.CachingAutotuner) and len(getattr(tuner, "launchers", ())) == 1:
                 picked = tuner.launchers[0].config
                 found[name] = {
                     **picked.kwargs,

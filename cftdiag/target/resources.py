@@ -10,13 +10,11 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from torch._inductor.codecache import PyCodeCache
-from torch._inductor.runtime.triton_heuristics import CachingAutotuner
-
 from cftdiag.target import cuda, real, sass
 from cftdiag.target.devices import Device
 from cftdiag.target.records import Kernel
 from cftdiag.target.roofline import occupancy
+from cftdiag.torch_private.inductor import CachingAutotuner, PyCodeCache, precompile
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -78,7 +76,7 @@ def _start(
     tuner = next(value for value in vars(module).values() if isinstance(value, CachingAutotuner))
     parts = []
     for configuration in tuner.configs:
-        kernel = tuner._precompile_config(configuration).kernel
+        kernel = precompile(tuner, configuration).kernel
         parts.append((configuration, kernel.metadata, pool.submit(sass.read, kernel.asm["cubin"])))
     return tuner, parts
 

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map
 
 from cftdiag.fastforward import Graph
+from cftdiag.torch_private import dynamo, inductor
+from cftdiag.torch_private.tracing import tree_map
 
 _HERE = ("cpu", "cpu:0")
 
@@ -28,7 +29,7 @@ def to_cuda(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> tuple[torch.fx.G
     step).
     """
     fakes = [n.meta.get("example_value") for n in gm.graph.nodes if n.op == "placeholder"]
-    context = torch._guards.TracingContext.try_get()
+    context = dynamo.try_get()
     assert context is not None and context.fake_mode is not None
     mode = context.fake_mode
 
@@ -51,7 +52,7 @@ def _module(gm: torch.fx.GraphModule, mode: Any) -> torch.fx.GraphModule:
     made.meta.update(gm.meta)
     for n in made.graph.nodes:
         if n.op in ("call_function", "call_method"):
-            autocast = n.target in (torch.amp.autocast_mode._enter_autocast, torch.amp.autocast)
+            autocast = n.target in (inductor.enter_autocast, torch.amp.autocast)
             convert = _autocast_device if autocast else _device
             n.args, n.kwargs = tree_map(convert, n.args), tree_map(convert, dict(n.kwargs))
         elif n.op == "get_attr" and "." not in n.target:

@@ -20,8 +20,8 @@ import torch
 import torch.nn.functional as F
 
 from cftdiag.target.devices import Device
+from cftdiag.torch_private import operators
 
-_ATEN = torch.ops.aten
 _HALF = (torch.float16, torch.bfloat16)
 #: torch tries cuDNN first from this version on (9.15.1).
 CUDNN_PREFERRED_FROM = 91501
@@ -191,7 +191,7 @@ def _run(
     grad = torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v))
     if kernel == "cudnn":
         bias = _additive(mask, q.dtype)
-        return _ATEN._scaled_dot_product_cudnn_attention(
+        return operators.scaled_dot_product_cudnn_attention(
             q, k, v, bias, grad, dropout, causal, False, scale=scale
         )[0]
     if kernel == "flash":
@@ -199,17 +199,17 @@ def _run(
         scale = scale if scale is not None else width**-0.5
         if width % 8:
             q, k, v = (F.pad(t, (0, 8 - width % 8)) for t in (q, k, v))
-        out = _ATEN._scaled_dot_product_flash_attention(q, k, v, dropout, causal, False, scale=scale)[0]
+        out = operators.scaled_dot_product_flash_attention(q, k, v, dropout, causal, False, scale=scale)[0]
         return out[..., :width] if width % 8 else out
     mask = _additive(mask, q.dtype)
     if kernel == "efficient":
         if enable_gqa and q.shape[1] != k.shape[1]:
             k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], 1) for t in (k, v))
         bias = None if mask is None else _aligned(mask, q, k)
-        return _ATEN._scaled_dot_product_efficient_attention(
+        return operators.scaled_dot_product_efficient_attention(
             q, k, v, bias, grad, dropout, causal, scale=scale
         )[0]
-    return _ATEN._scaled_dot_product_attention_math(
+    return operators.scaled_dot_product_attention_math(
         q, k, v, mask, dropout, causal, None, scale=scale, enable_gqa=enable_gqa
     )[0]
 

@@ -6,27 +6,16 @@ import sys
 
 import pytest
 
-from cftdiag.capture import probes, self_test
+from cftdiag import self_test
+from cftdiag.torch_private import table
 
 
 def test_everything_works_here() -> None:
-    checks = self_test.run_selftest()
-    assert [check for check in checks if not check.ok] == []
-    names = {check.name for check in checks}
-    assert {
-        "records a graph break",
-        "records a recompile",
-        "records a limit hit",
-        "leaves torch as found",
-        "structured trace",
-    } <= names
-
-
-def test_a_missing_hook_says_what_is_lost() -> None:
-    check = probes._probe(
-        "cached entries", "guards cannot be probed", probes._has("torch._dynamo.eval_frame:no_such_thing")
-    )
-    assert (check.ok, check.detail) == (False, "missing: guards cannot be probed")
+    examined = self_test.run_selftest()
+    assert [check for check in examined.checks if not check.ok] == []
+    assert {check.name for check in examined.checks} == set(self_test._TESTS)
+    assert [row for row in examined.names if row.broken] == []
+    assert {row.point for row in examined.names} == {name.point for name in table.names()}
 
 
 def test_a_recorder_that_sees_nothing_fails_the_self_test(
@@ -46,5 +35,5 @@ def test_a_recorder_that_sees_nothing_fails_the_self_test(
 
 def test_a_child_that_dies_is_a_failed_check(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    [check] = self_test.run_selftest()
+    [check] = self_test.run_selftest().checks
     assert not check.ok

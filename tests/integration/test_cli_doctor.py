@@ -9,6 +9,9 @@ import sys
 import pytest
 
 from cftdiag import doctor
+from cftdiag.self_test import Check, Examined
+from cftdiag.torch_private import table
+from cftdiag.torch_private.names import Name, Part
 
 
 def test_the_check_works_in_the_test_environment() -> None:
@@ -22,18 +25,47 @@ def test_the_check_works_in_the_test_environment() -> None:
     assert state["versions"]["torch"]
     assert state["self_test"]
     assert all(test["ok"] for test in state["self_test"])
+    assert state["depth"] == "codegen"
+    missing = [row for row in state["private_names"] if not row["ok"]]
+    assert state["private_names"] and [row for row in missing if row["needed"]] == []
 
 
 def test_the_table_says_the_same(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     from cftdiag.cli.main import run
 
-    tests = [{"name": "recompile", "ok": False, "detail": "no reason was given"}]
-    monkeypatch.setattr(doctor, "_self_test", lambda problems: tests)
+    failed = Check("recompile", "guards", False, "no reason was given")
+    gone = table.Row(
+        point="torch._dynamo:hook", part="monitor", ok=False, needed=True, detail="no hook: no alarm"
+    )
+    monkeypatch.setattr(doctor, "_self_test", lambda problems: Examined((gone,), (failed,)))
     assert run(["doctor"]) == 3
     out = capsys.readouterr().out
     assert "FAILED  recompile  no reason was given" in out
     assert "- self-test recompile: no reason was given" in out
-    assert out.rstrip().endswith("the check cannot work here")
+    assert "- monitor: no hook: no alarm" in out
+    assert "0 of 1 as expected" in out
+    assert out.rstrip().endswith("the check cannot work here; depth codegen is still available")
+
+
+@pytest.mark.parametrize(
+    ("part", "works", "depth"),
+    [
+        ("record", False, None),
+        ("trace", False, None),
+        ("joint", False, "trace"),
+        ("codegen for the CPU", True, "joint"),
+        ("monitor", True, "codegen"),
+    ],
+)
+def test_a_lost_name_costs_what_it_serves(
+    part: Part, works: bool, depth: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = table.probe([Name("torch._dynamo.callback:no_such_thing", part, "that is gone")])
+    monkeypatch.setattr(doctor, "_self_test", lambda problems: Examined(tuple(rows), ()))
+    state = doctor.examine()
+    assert (state["works"], state["depth"]) == (works, depth)
+    told = state["degraded"] if works else state["problems"]
+    assert any(note.startswith(f"{part}: ") and note.endswith(": that is gone") for note in told)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +87,7 @@ def test_new_enough_torch_is_no_problem(version: str) -> None:
 
 
 def test_a_self_test_that_raises_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    selftest = pytest.importorskip("cftdiag.capture.self_test")
+    selftest = pytest.importorskip("cftdiag.self_test")
 
     def broken() -> None:
         raise RuntimeError("no hook")

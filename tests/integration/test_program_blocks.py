@@ -11,11 +11,11 @@ from cftdiag.recipe import (
     find_blocks,
     load_config,
     select_layers,
-    strip_wrappers,
     truncate,
 )
 from cftdiag.recipe.layers import auto_selection
 from cftdiag.recipe.stacks import stacks
+from cftdiag.torch_private.wrappers import strip
 
 SMALL = {
     "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 100,
@@ -128,8 +128,8 @@ def test_what_is_a_stack():
 
 
 def test_names_have_no_wrappers():
-    assert strip_wrappers("model._orig_mod.layers.3._checkpoint_wrapped_module") == "model.layers.3"
-    assert strip_wrappers("_orig_mod") == "" and strip_wrappers("module.layers") == "module.layers"
+    assert strip("model._orig_mod.layers.3._checkpoint_wrapped_module") == "model.layers.3"
+    assert strip("_orig_mod") == "" and strip("module.layers") == "module.layers"
     model = two()
     model.text[1] = checkpoint_wrapper(model.text[1])
     assert names(model)[2:] == ["text.0", "text.1", "text.2"]

@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
-from cftdiag.capture.blocks import strip
 from cftdiag.capture.capture_ends import Reported
 from cftdiag.capture.record import Record
 from cftdiag.capture.torch_texts import break_stack, exception, is_break, message, parse_break
 from cftdiag.events import Frame
+from cftdiag.torch_private.wrappers import strip
 
 BREAK = """Graph break in user code at /u/b.py:14
 Graph Break Reason: Encountered graph break when attempting to trace CALL: a function call, e.g. f(x, y):
@@ -144,7 +144,7 @@ def test_compile_ids() -> None:
 
 
 def test_the_package_imports_without_torch() -> None:
-    code = "import sys, cftdiag.capture, cftdiag.capture.trace, cftdiag.capture.self_test; assert 'torch' not in sys.modules"
+    code = "import sys, cftdiag.capture, cftdiag.capture.trace, cftdiag.self_test; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=1500)
     code = "from cftdiag.capture import Recorder, counting, track"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=1500)

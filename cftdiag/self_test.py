@@ -1,6 +1,7 @@
 """The self-test: provoke a break, a recompile and a limit hit, and see whether the recorder tells them right.
 
-Runs in a process of its own: what it compiles must not touch the caller's Dynamo.
+Runs in a process of its own: what it compiles must not touch the caller's Dynamo. Its blocks stand for a user's,
+so this is no module of a package whose frames Dynamo is kept out of.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from cftdiag.capture.probes import Check, probes
 from cftdiag.events import Event
+from cftdiag.torch_private import callbacks, compiled_call, dynamo, table, trace_log
+from cftdiag.torch_private.names import Part
 
 if TYPE_CHECKING:
     from cftdiag.capture.recorder import Recorder
@@ -23,11 +25,29 @@ if TYPE_CHECKING:
 _TIMEOUT = 180
 
 
-def run_selftest(timeout: float = _TIMEOUT) -> list[Check]:
-    """All probes and all provoked events, in a child process; a child that fails or hangs is a failed check,
-    never an exception.
+@dataclasses.dataclass(frozen=True, slots=True)
+class Check:
+    """One behaviour that was tried; ``detail`` says what was seen."""
+
+    name: str
+    part: str
+    ok: bool
+    detail: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Examined:
+    """What this torch has of the private names that are used, and how it behaves."""
+
+    names: tuple[table.Row, ...]
+    checks: tuple[Check, ...]
+
+
+def run_selftest(timeout: float = _TIMEOUT) -> Examined:
+    """All private names looked up and all events provoked, in a child process; a child that fails or hangs is
+    a failed check, never an exception.
     """
-    command = [sys.executable, "-c", "from cftdiag.capture.self_test import main; main()"]
+    command = [sys.executable, "-c", "from cftdiag.self_test import main; main()"]
     try:
         done = subprocess.run(
             command,
@@ -37,18 +57,25 @@ def run_selftest(timeout: float = _TIMEOUT) -> list[Check]:
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        return [Check("self-test", False, f"the child process did not end: {error}")]
-    line = next((text for text in reversed(done.stdout.splitlines()) if text.startswith("[")), None)
+        return _failed(f"the child process did not end: {error}")
+    line = next((text for text in reversed(done.stdout.splitlines()) if text.startswith("{")), None)
     if line is None:
         last = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
-        return [Check("self-test", False, f"the child process failed: {last[0][:300]}")]
-    return [Check(**item) for item in json.loads(line)]
+        return _failed(f"the child process failed: {last[0][:300]}")
+    told = json.loads(line)
+    return Examined(
+        tuple(table.Row(**row) for row in told["names"]), tuple(Check(**item) for item in told["checks"])
+    )
+
+
+def _failed(problem: str) -> Examined:
+    return Examined((), (Check("self-test", "record", False, problem),))
 
 
 def main() -> None:
     """Entry of the child: one JSON line on stdout."""
     logging.disable(logging.WARNING)
-    print(json.dumps([dataclasses.asdict(check) for check in [*probes(), *provoke()]]))
+    print(json.dumps(dataclasses.asdict(Examined(tuple(table.probe()), tuple(provoke())))))
 
 
 def provoke() -> list[Check]:
@@ -58,26 +85,21 @@ def provoke() -> list[Check]:
     import torch
 
     torch.set_num_threads(1)
-    return [_safely(name, test) for name, test in _TESTS.items()]
+    return [_safely(name, part, test) for name, (part, test) in _TESTS.items()]
 
 
-def _safely(name: str, test: Callable[[], str | None]) -> Check:
-    import torch
-
-    torch._dynamo.reset()
+def _safely(name: str, part: Part, test: Callable[[], str | None]) -> Check:
     try:
+        dynamo.reset()
         problem = test()
     except Exception as error:  # noqa: BLE001 - whatever a hook of another torch raises is the answer
         problem = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-    return Check(name, problem is None, problem or "as expected")
+    return Check(name, part, problem is None, problem or "as expected")
 
 
-def _run(scale: Callable[[Any], Any], *lengths: int, **kwargs: Any) -> Recorder:
-    """Record two blocks, ``scale`` in each, over lengths."""
+def _blocks(scale: Callable[[Any], Any], count: int = 2) -> list[Any]:
+    """Tiny blocks of one class, 4 features wide."""
     import torch
-
-    from cftdiag.capture.graph_counts import counting, track
-    from cftdiag.capture.recorder import Recorder
 
     class Block(torch.nn.Module):
         def __init__(self) -> None:
@@ -87,8 +109,18 @@ def _run(scale: Callable[[Any], Any], *lengths: int, **kwargs: Any) -> Recorder:
         def forward(self, x: Any) -> Any:
             return scale(self.lin(x)).relu()
 
+    return [Block() for _ in range(count)]
+
+
+def _run(scale: Callable[[Any], Any], *lengths: int, **kwargs: Any) -> Recorder:
+    """Record two blocks, ``scale`` in each, over lengths."""
+    import torch
+
+    from cftdiag.capture.graph_counts import counting, track
+    from cftdiag.capture.recorder import Recorder
+
     model = torch.nn.Module()
-    model.layers = torch.nn.ModuleList(Block() for _ in range(2))
+    model.layers = torch.nn.ModuleList(_blocks(scale))
     with Recorder(model) as rec:
         for i, block in enumerate(model.layers):
             block.compile(backend=counting("eager", rec), **kwargs)
@@ -112,9 +144,7 @@ def _identity(x: Any) -> Any:
 
 
 def _breaking(x: Any) -> Any:
-    import torch
-
-    torch._dynamo.graph_break()
+    dynamo.graph_break()
     return x
 
 
@@ -151,9 +181,7 @@ def _recompile() -> str | None:
 
 
 def _limit() -> str | None:
-    import torch
-
-    with torch._dynamo.config.patch(recompile_limit=2):
+    with dynamo.config.patch(recompile_limit=2):
         event = _only(_run(_identity, 3, 5, 7, dynamic=False), "limit_hit")
     told = (event.limited.limit_kind, event.limited.raised, len(event.reasons))
     return None if told == ("recompile_limit", False, 2) else f"told as {told}"
@@ -179,18 +207,10 @@ def _probing() -> str | None:
 
 
 def _clean() -> str | None:
-    import torch
-
     from cftdiag.capture.recorder import Recorder
-    from cftdiag.capture.tap import TRACE_LOGGER
 
     def state() -> tuple[Any, ...]:
-        callbacks = torch._dynamo.callback.callback_handler
-        return (
-            list(logging.getLogger(TRACE_LOGGER).handlers),
-            list(callbacks.start_callbacks),
-            list(callbacks.end_callbacks),
-        )
+        return list(logging.getLogger(trace_log.TRACE_LOGGER).handlers), callbacks.registered()
 
     before = state()
     with Recorder():
@@ -198,13 +218,54 @@ def _clean() -> str | None:
     return None if state() == before else "a handler or callback was left behind"
 
 
-_TESTS: dict[str, Callable[[], str | None]] = {
-    "leaves torch as found": _clean,
-    "records a compile": _compile,
-    "records a graph break": _break,
-    "records a fullgraph failure": _fullgraph,
-    "records a recompile": _recompile,
-    "records a limit hit": _limit,
-    "counts graphs per block": _graphs,
-    "probes cached guards": _probing,
+def _wrapping() -> str | None:
+    import torch
+
+    calls: list[str] = []
+
+    def around(call: compiled_call.Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        calls.append("in")
+        return call(*args, **kwargs)
+
+    in_place, wrapped = _blocks(_identity)
+    in_place.compile(backend="eager")
+    wrapper = torch.compile(wrapped, backend="eager")
+    for module in (in_place, wrapper):
+        undo = compiled_call.wrap(module, around)
+        module(torch.ones(2, 4))
+        undo()
+        module(torch.ones(2, 4))
+    return None if calls == ["in", "in"] else f"{len(calls)} calls of 2 were seen"
+
+
+def _fast_forward() -> str | None:
+    import torch
+
+    from cftdiag import fastforward
+
+    [block] = _blocks(_identity, 1)
+    block.compile(backend=fastforward.backend_for("joint"), dynamic=True, fullgraph=True)
+    with fastforward.SkipMode():
+        shapes = []
+        for length in (3, 5):
+            out = block(torch.ones(2, length, 4, requires_grad=True))
+            out.sum().backward()
+            shapes.append(tuple(out.shape))
+    trained = block.lin.weight.grad is not None
+    good = shapes == [(2, 3, 4), (2, 5, 4)] and trained
+    return None if good else f"shapes {shapes}, gradients {'there' if trained else 'missing'}"
+
+
+#: What is tried -> the part that cannot work where it fails, and the test: it returns what went wrong.
+_TESTS: dict[str, tuple[Part, Callable[[], str | None]]] = {
+    "leaves torch as found": ("record", _clean),
+    "records a compile": ("record", _compile),
+    "records a graph break": ("record", _break),
+    "records a fullgraph failure": ("record", _fullgraph),
+    "records a recompile": ("record", _recompile),
+    "records a limit hit": ("record", _limit),
+    "counts graphs per block": ("blocks", _graphs),
+    "probes cached guards": ("guards", _probing),
+    "wraps compiled calls": ("blocks", _wrapping),
+    "fast-forwards a block": ("joint", _fast_forward),
 }

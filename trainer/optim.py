@@ -60,7 +60,6 @@ def gradient_norm(parameters: list[nn.Parameter]) -> Tensor:
 def clip(parameters: list[nn.Parameter], norm: Tensor, limit: float) -> None:
     """Scale the gradients so that their norm is at most ``limit``; nothing is read back to the host."""
     scale = torch.clamp(limit / (norm + 1e-6), max=1.0)
-    for parameter in parameters:
-        if parameter.grad is not None:
-            grad = parameter.grad.to_local() if isinstance(parameter.grad, DTensor) else parameter.grad
-            grad.mul_(scale)
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    if gradients:  # one kernel for many tensors
+        torch._foreach_mul_([g.to_local() if isinstance(g, DTensor) else g for g in gradients], scale)

@@ -126,7 +126,11 @@ def recipe_of(config: TrainConfig, dtype: torch.dtype) -> TrainRecipe:
 
 
 def compute_dtype(config: TrainConfig, device: torch.device) -> torch.dtype:
-    """Of forward and backward."""
+    """Of forward and backward. Raises ``ValueError`` for float16, whose small gradients vanish unscaled."""
+    if "float16" in (config.dtype, config.train_dtype):
+        raise ValueError(
+            "float16 needs a loss that is scaled, which this trainer does not do; give bfloat16 or float32"
+        )
     if config.dtype:
         return dtype_of(config.dtype)
     return torch.bfloat16 if device.type == "cuda" else dtype_of(config.train_dtype)

@@ -84,6 +84,7 @@ def test_flex_attention_is_checked_where_it_cannot_be_trained(tiny: Path, tmp_pa
     config = _config(tiny, tmp_path, attn="flex_attention", compile_model=True, compile_backend="eager")
     report = check(config, world=1, verify=False).to_dict()
     assert report["verdict"] == "viable" and len(report["compiles"]) == 1, "three lengths, one graph"
+    assert report["subject"]["name"] == str(tiny) and list(tmp_path.iterdir()) == [], "nothing written"
     with pytest.raises(ValueError, match="flex_attention has no backward on a CPU"):
         trainer.run_training(config)
 

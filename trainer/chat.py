@@ -1,65 +1,137 @@
-"""From chat messages to token ids and labels: only what the assistant said is learned."""
+"""From chat messages to token ids and labels: only what the assistant said is learned. A template marks it with
+``{% generation %}``, or it is found (:mod:`trainer.turns`).
+"""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-_IGNORE = -100
+from trainer.turns import Chat, Message, apply, assistant_spans, has_generation, template_of
+
+IGNORE = -100
+"""Label of a position without loss."""
 
 
-def render(tokenizer: Any, messages: Any) -> tuple[list[int], list[int]]:
-    """``(input_ids, labels)`` of a conversation through the tokenizer's chat template; labels are -100
-    outside the assistant's turns.
-
-    Raises ``ValueError`` for malformed messages, a tokenizer without a template, or a template that cannot be
-    cut into turns.
-    """
-    _check(messages)
-    if not getattr(tokenizer, "chat_template", None):
-        raise ValueError("the tokenizer has no chat template; give `input_ids` and `labels`")
-    if "{% generation" in tokenizer.chat_template or "{%- generation" in tokenizer.chat_template:
-        encoded = tokenizer.apply_chat_template(
-            messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
-        )
-        ids, mask = list(encoded["input_ids"]), encoded["assistant_masks"]
-        return ids, [token if learned else _IGNORE for token, learned in zip(ids, mask, strict=True)]
-    return _by_prefix(tokenizer, messages)
-
-
-def _check(messages: Any) -> None:
+def check_messages(messages: Any, name: str = "messages") -> None:
+    """Raise ``ValueError`` for what is no conversation."""
     if not isinstance(messages, list) or not messages:
-        raise ValueError("`messages` must be a list of {role, content} objects")
+        raise ValueError(f"`{name}` must be a list of {{role, content}} objects")
     for number, message in enumerate(messages):
-        if (
-            not isinstance(message, dict)
-            or not isinstance(message.get("role"), str)
-            or not isinstance(message.get("content"), str)
-        ):
+        good = isinstance(message, dict) and isinstance(message.get("role"), str)
+        content = message.get("content") if good else None
+        # The content of a message that only calls tools may be left out; a list holds parts of it.
+        good = good and (
+            isinstance(content, str | list) or (content is None and bool(message.get("tool_calls")))
+        )
+        if not good:
             raise ValueError(f"message {number} must be an object with a text `role` and a text `content`")
 
 
-def _by_prefix(tokenizer: Any, messages: list[dict[str, str]]) -> tuple[list[int], list[int]]:
-    """For templates without generation marks: a turn is what the conversation up to it adds to the
-    conversation before it.
+def set_template(tokenizer: Any, path: str | None) -> None:
+    """Give the tokenizer the chat template in a file. Raises ``ValueError`` when it cannot be read."""
+    if path is None:
+        return
+    if tokenizer is None:
+        raise ValueError("chat-template needs a tokenizer, and the model has none")
+    try:
+        tokenizer.chat_template = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"cannot read the chat template {path}: {error}") from error
+
+
+def render(tokenizer: Any, chat: Chat, train_on: str = "assistant") -> tuple[list[int], list[int]]:
+    """``(input_ids, labels)`` of a conversation through the tokenizer's chat template. ``train_on`` is
+    ``assistant`` (every assistant's message), ``completion`` (only those of the completion) or ``all``; labels
+    are -100 elsewhere.
+
+    Raises ``ValueError`` for a tokenizer without a template, a template that cannot render it, or one that does
+    not let the assistant's part be told.
     """
-    ids = _encode(tokenizer, messages, prompt=False)
-    labels = [_IGNORE] * len(ids)
-    for turn, message in enumerate(messages):
-        if message["role"] != "assistant":
+    if not getattr(tokenizer, "chat_template", None):
+        raise ValueError(
+            "the tokenizer has no chat template; give --chat-template FILE, or `input_ids` and `labels`"
+        )
+    chat, text = _rendered(tokenizer, chat)
+    _check_text(text)
+    if train_on == "all":
+        ids = encode(tokenizer, text)[0]
+        return ids, list(ids)
+    first = chat.completion % len(chat.messages)
+    if train_on == "completion" and all(m["role"] != "assistant" for m in chat.messages[first:]):
+        raise ValueError("the assistant does not speak last, so that there is no completion to train on")
+    marked = has_generation(template_of(tokenizer, chat))
+    spans = None if marked and train_on == "assistant" else assistant_spans(tokenizer, chat, text)
+    if train_on == "completion" and spans is not None:
+        spans = [span for span in spans if span.turn >= first]
+    if not marked:
+        assert spans is not None
+        return mask(tokenizer, text, [(span.start, span.stop) for span in spans])
+    encoded = apply(tokenizer, chat, tokenize=True, return_dict=True, return_assistant_tokens_mask=True)
+    ids, learned = list(encoded["input_ids"]), list(encoded["assistant_masks"])
+    if spans is not None:
+        inside = mask(tokenizer, text, [(span.start, span.stop) for span in spans])[1]
+        learned = [token and label != IGNORE for token, label in zip(learned, inside, strict=True)]
+    return ids, [token if yes else IGNORE for token, yes in zip(ids, learned, strict=True)]
+
+
+def _rendered(tokenizer: Any, chat: Chat) -> tuple[Chat, str]:
+    """The conversation in the form that the template takes, and its text: templates of models that also see
+    want a list of parts and write nothing for a plain text.
+    """
+    parts = [
+        {**m, "content": [{"type": "text", "text": m["content"]}]} if isinstance(m.get("content"), str) else m
+        for m in chat.messages
+    ]
+    problem = "the chat template leaves out what the assistant says; give another by --chat-template FILE"
+    for form in (chat, dataclasses.replace(chat, messages=parts)):
+        try:
+            text = apply(tokenizer, form)
+        except ValueError as error:
+            if form is chat:
+                problem = str(error)
             continue
-        before = _encode(tokenizer, messages[:turn], prompt=True) if turn else []
-        after = _encode(tokenizer, messages[: turn + 1], prompt=False)
-        if ids[: len(after)] != after or after[: len(before)] != before:
-            raise ValueError(
-                "the chat template rewrites earlier turns, so that the assistant's tokens cannot be told; give `input_ids` and `labels`"
-            )
-        labels[len(before) : len(after)] = after[len(before) :]
+        if all(_is_in(m, text) for m in chat.messages if m["role"] == "assistant"):
+            return form, text
+    raise ValueError(problem)
+
+
+def _is_in(message: Message, text: str) -> bool:
+    content = message.get("content")
+    # A template may leave out the thought of an earlier turn, and blanks.
+    return not isinstance(content, str) or content.rpartition("</think>")[2].strip() in text
+
+
+def mask(
+    tokenizer: Any, text: str, spans: Sequence[tuple[int, int]], *, special: bool = False
+) -> tuple[list[int], list[int]]:
+    """``(input_ids, labels)`` of ``text``, of which the tokens that reach into ``spans`` are learned."""
+    ids, offsets = encode(tokenizer, text, special=special)
+    labels = [IGNORE] * len(ids)
+    for start, stop in spans:
+        for i, (first, last) in enumerate(offsets):
+            if first < stop and last > start:
+                labels[i] = ids[i]
     return ids, labels
 
 
-def _encode(tokenizer: Any, messages: list[dict[str, str]], *, prompt: bool) -> list[int]:
-    return list(
-        tokenizer.apply_chat_template(
-            messages, tokenize=True, add_generation_prompt=prompt, return_dict=True
-        )["input_ids"]
-    )
+def encode(tokenizer: Any, text: str, *, special: bool = False) -> tuple[list[int], list[tuple[int, int]]]:
+    """Token ids and the characters that each stands for; ``special`` adds what the tokenizer puts around a text.
+    Raises ``ValueError`` for a tokenizer that cannot tell.
+    """
+    _check_text(text)
+    try:
+        encoded = tokenizer(text, add_special_tokens=special, return_offsets_mapping=True, verbose=False)
+    except NotImplementedError as error:
+        raise ValueError(
+            "the tokenizer does not tell which characters a token stands for; use its fast version, or give `input_ids` and `labels`"
+        ) from error
+    return list(encoded["input_ids"]), [(int(a), int(b)) for a, b in encoded["offset_mapping"]]
+
+
+def _check_text(text: str) -> None:
+    """JSON may hold half of a character, which no tokenizer takes."""
+    if bad := next((c for c in text if "\ud800" <= c <= "\udfff"), None):
+        raise ValueError(f"a lone surrogate (U+{ord(bad):04X}) is no text")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import math
 import os
 from collections.abc import Mapping
@@ -17,7 +18,14 @@ EXIT_INTERRUPTED = 130
 TRACKERS = ("tensorboard", "wandb", "mlflow")
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 _NOT_NEGATIVE = (
-    *("checkpoint_every", "validate_every", "osft_leak_every", "num_workers", "warmup_steps"),
+    *(
+        "checkpoint_every",
+        "validate_every",
+        "osft_leak_every",
+        "num_workers",
+        "warmup_steps",
+        "skip_nonfinite",
+    ),
     *("learning_rate", "weight_decay", "max_grad_norm", "min_lr_ratio", "eps", "lora_alpha"),
 )
 SHORT_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp64": "float64"}
@@ -47,8 +55,20 @@ class TrainConfig:
         None, "dtype of the exported model; default: the one the model came in", DTYPES
     )
     # data
-    data_path: str | None = _option(None, "JSONL with `messages`, or with `input_ids` and `labels`")
-    validation_path: str | None = _option(None, "JSONL of the validation set")
+    data_path: str | None = _option(
+        None,
+        "JSONL with `messages`, `prompt` and `completion`, `text`, or `input_ids` and `labels`; or a directory that `datasets` saved",
+    )
+    validation_path: str | None = _option(None, "the validation set, as data-path")
+    chat_template: str | None = _option(
+        None, "file with the chat template to use, and to export, instead of the tokenizer's own"
+    )
+    train_on: str | None = _option(
+        None,
+        "what is learned: all, what the assistant says, or the completion only; default: assistant for `messages`, "
+        "completion for `prompt`, all for `text`",
+        ("all", "assistant", "completion"),
+    )
     validation_split: float = _option(
         0.0, "share of data-path held out for validation, taken from the end of a seeded shuffle"
     )
@@ -60,10 +80,15 @@ class TrainConfig:
     length_buckets: tuple[int, ...] = _option((), "pad packed rows up to one of these lengths")
     bad_records: str = _option("fatal", "what to do with a malformed record", ("fatal", "skip"))
     over_long: str = _option(
-        "fatal", "what to do with a sample longer than max-tokens-per-gpu", ("fatal", "drop", "truncate")
+        "fatal",
+        "what to do with a sample longer than max-tokens-per-gpu (split: into several samples)",
+        ("fatal", "drop", "truncate", "split"),
     )
     streaming: bool = _option(
         False, "keep only an index of the data in memory and read samples from the file"
+    )
+    token_cache: str | None = _option(
+        None, "directory that tokenized data is kept in, by content; default: tokens in output-dir"
     )
     num_workers: int = _option(0, "processes that collate this rank's rows")
     # method
@@ -77,7 +102,11 @@ class TrainConfig:
         "uniform", "one ratio for all targets, or by layer importance", ("uniform", "adaptive")
     )
     osft_target_patterns: tuple[str, ...] = _option(
-        (), "substrings of the target Linears' names; default: a table by config.model_type"
+        (), "substrings of the targets' names; default: every Linear and every expert's weight in the blocks"
+    )
+    osft_rank_pattern: tuple[str, ...] = _option(
+        (),
+        "PATTERN=RATIO: another unfreeze ratio for targets whose name contains the pattern; may be repeated",
     )
     osft_upcast_dtype: str = _option("float32", "dtype of the decomposition", DTYPES)
     osft_redecompose: str | None = _option(
@@ -116,6 +145,13 @@ class TrainConfig:
         AC_MODES,
     )
     device: str = _option("auto", "where to train", ("auto", "cpu", "cuda"))
+    deterministic: bool = _option(
+        False, "the same bits from the same start: only algorithms that are, an error where torch has none"
+    )
+    collective_timeout: int | None = _option(
+        None,
+        "seconds after which a rank no longer waits for another; default: torch's, 10 min on GPUs, else 30",
+    )
     replicas: int = _option(
         1, "HSDP: number of model replicas; each is sharded over world size / replicas ranks"
     )
@@ -131,6 +167,10 @@ class TrainConfig:
     eps: float = _option(1e-8, "AdamW")
     weight_decay: float = _option(0.0, "AdamW")
     max_grad_norm: float = _option(1.0, "gradients are clipped to this norm; 0: measured only")
+    skip_nonfinite: int = _option(
+        0,
+        "leave out at most N steps of this start whose loss or gradient is not finite; 0: stop at the first",
+    )
     lr_scheduler: str = _option("constant", "after warm-up", ("constant", "linear", "cosine"))
     warmup_steps: int = _option(0, "steps of linear warm-up")
     min_lr_ratio: float = _option(0.0, "the schedule ends at this share of the peak")
@@ -216,7 +256,11 @@ class TrainConfig:
                 raise ValueError(f"{_flag(name)} must be 0 or more, not {value}")
         if abs(self.seed) >= 2**32:
             raise ValueError(f"seed must be below 2**32, not {self.seed}")
-        for name in ("max_epochs", "max_steps", "max_tokens"):
+        if "float16" in (self.dtype, self.train_dtype):
+            raise ValueError(
+                "gradients underflow in float16, and this trainer does not scale the loss; give bfloat16 or float32"
+            )
+        for name in ("max_epochs", "max_steps", "max_tokens", "collective_timeout"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{_flag(name)} must be at least 1, not {getattr(self, name)}")
 
@@ -272,9 +316,9 @@ class TrainConfig:
         for key, value in values.items():
             name = str(key).replace("-", "_")
             if name not in fields:
-                raise ValueError(
-                    f"unknown option {key!r}; the options are listed by `python -m trainer --help`"
-                )
+                near = difflib.get_close_matches(name, fields, n=1)
+                guess = f"did you mean {_flag(near[0])}? They" if near else "the options"
+                raise ValueError(f"unknown option {key!r}; {guess} are listed by `python -m trainer --help`")
             known[name] = tuple(value) if isinstance(value, list) else value
         return cls(**known)
 

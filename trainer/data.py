@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cftdiag.recipe.packing import Shape, Step, epoch_order, epoch_steps, steps
+from trainer.chat import set_template
 from trainer.config import TrainConfig
 from trainer.records import Records, Subset
 
@@ -44,16 +45,23 @@ def open_data(
     vocabulary: int,
     world: int,
     report: Callable[[str], None] = lambda _: None,
+    write_cache: bool = False,
 ) -> Data:
-    """Read, check and pack; needs no torch. Raises ``ValueError`` for missing, empty or malformed data."""
+    """Read, check and pack; needs no torch. Tokens are taken from the cache, and put there with
+    ``write_cache``. Raises ``ValueError`` for missing, empty or malformed data."""
     path = str(Path(config.output_dir) / "demo" / "train.jsonl") if config.demo else config.data_path
     if not path:
         raise ValueError("no data: give --data-path, or --demo for the embedded set")
 
+    set_template(tokenizer, config.chat_template)
+
+    cache = Path(config.token_cache) if config.token_cache else Path(config.output_dir) / "tokens"
+
     def read(file: str) -> Records:
         return Records(
             file, tokenizer, vocabulary=vocabulary, capacity=config.row_capacity,
-            bad_records=config.bad_records, over_long=config.over_long, streaming=config.streaming, report=report,
+            bad_records=config.bad_records, over_long=config.over_long, streaming=config.streaming,
+            train_on=config.train_on, cache=cache, write_cache=write_cache, report=report,
         )  # fmt: skip
 
     everything = read(path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import datetime
 import os
 import tempfile
 from collections.abc import Callable, Iterator
@@ -12,6 +13,8 @@ from typing import TypeVar
 
 import torch
 import torch.distributed as dist
+
+from trainer.parent import die_with_launcher
 
 Value = TypeVar("Value")
 
@@ -26,9 +29,9 @@ class Ranks:
 
 
 @contextlib.contextmanager
-def process_group(device: str) -> Iterator[Ranks]:
+def process_group(device: str, *, timeout: int | None = None) -> Iterator[Ranks]:
     """The default group over torchrun's ranks, or over this process alone; an existing group is used and left
-    as it is.
+    as it is. A collective fails after ``timeout`` seconds, by default torch's own.
 
     Raises ``ValueError`` when CUDA is asked for and not there.
     """
@@ -46,13 +49,15 @@ def process_group(device: str) -> Iterator[Ranks]:
     if dist.is_initialized():
         yield Ranks(rank=dist.get_rank(), world=dist.get_world_size(), device=here)
         return
+    die_with_launcher()
+    limit = datetime.timedelta(seconds=timeout) if timeout is not None else None
     backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
     with tempfile.TemporaryDirectory() as directory:
         if "RANK" in os.environ:
-            dist.init_process_group(backend)
+            dist.init_process_group(backend, timeout=limit)
         else:
             dist.init_process_group(
-                backend, init_method=f"file://{directory}/rendezvous", rank=0, world_size=1
+                backend, init_method=f"file://{directory}/rendezvous", rank=0, world_size=1, timeout=limit
             )
         try:
             yield Ranks(rank=dist.get_rank(), world=dist.get_world_size(), device=here)

@@ -23,11 +23,13 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.tensor import DTensor
 
-from trainer.checkpoints.layout import HF, PARTIAL, PLAN, read_state
+from trainer.checkpoints.layout import HF, PARTIAL, PLAN, first_whole, read_state
 from trainer.checkpoints.tensors import read, read_metadata
 from trainer.config import DTYPES, EXIT_INTERRUPTED, SHORT_DTYPES
+from trainer.faults import writing
 from trainer.lora import LoRALinear, merged
 from trainer.model import Source, build_meta, dtype_of
+from trainer.osft.experts import SUFFIX
 from trainer.osft.linear import FACTORS, compose
 from trainer.targets import is_conv1d
 from trainer.weights import plain_name
@@ -81,6 +83,7 @@ def export_checkpoint(
         ) from error
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise ValueError(f"{directory} exists and is not empty; give another directory")
+    first_whole([path], None)
     state = read_state(path)
     stored = {
         name: entry for name, entry in read_metadata(path).items() if isinstance(entry, TensorStorageMetadata)
@@ -125,7 +128,10 @@ def plain_tensors(
         if name in tied:
             continue
         parent, _, child = name.rpartition(".")
-        if child == "weight" and f"{parent}.U_high" in keys:
+        if f"{name}{SUFFIX}.U_high" in keys:
+            factors = _short(read([f"{name}{SUFFIX}.{factor}" for factor in FACTORS]))
+            yield name, compose(factors, upcast=torch.promote_types(factors["U_high"].dtype, torch.float32))
+        elif child == "weight" and f"{parent}.U_high" in keys:
             factors = _short(read([f"{parent}.{factor}" for factor in FACTORS]))
             weight = compose(factors, upcast=torch.promote_types(factors["U_high"].dtype, torch.float32))
             yield name, weight.T if is_conv1d(plain.get_submodule(parent)) else weight
@@ -167,7 +173,8 @@ def _write(
     beside = directory.with_name(directory.name + PARTIAL)
     shutil.rmtree(beside, ignore_errors=True)
     try:
-        _fill(beside, plain, tensors, assets, max_shard_size=max_shard_size)
+        with writing(beside):
+            _fill(beside, plain, tensors, assets, max_shard_size=max_shard_size)
     except BaseException:
         shutil.rmtree(beside, ignore_errors=True)
         raise

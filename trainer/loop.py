@@ -7,6 +7,7 @@ import dataclasses
 import math
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from cftdiag.capture import counting
 from cftdiag.monitor import Monitor
 from cftdiag.monitor.trackers import require
 from cftdiag.recipe.compile import compile_settings
-from trainer import resume
+from cftdiag.recipe.packing import Step
+from trainer import nonfinite, resume
 from trainer.batch import collate, rank_batches
 from trainer.cache import load_cache, save_cache
 from trainer.checkpoints import rng
@@ -27,17 +29,21 @@ from trainer.checkpoints.tensors import RankState, collect, load
 from trainer.config import TrainConfig, profile_range
 from trainer.data import Data, open_data
 from trainer.describe import describe
+from trainer.deterministic import deterministic
 from trainer.distributed import Ranks, on_rank_zero, process_group, require_writable
 from trainer.export import export, write_assets
+from trainer.faults import memory_of, writing
+from trainer.lock import Lock
 from trainer.metrics import Metrics, flops_per_token, memory, peak_flops
 from trainer.model import Source, dtype_of, open_source, require_device
 from trainer.optim import learning_rate, make_optimizer
 from trainer.plan import CompilePlan, check_fingerprint, read_plan, warm
+from trainer.positions import Positions
 from trainer.preflight import preflight
 from trainer.profiling import Profiling
 from trainer.program import Program, build, lookup_backend
 from trainer.recording import Recording
-from trainer.signals import StopSignals
+from trainer.signals import STOPPED, StopSignals
 from trainer.step import Stepper
 from trainer.trackers import Trackers
 
@@ -49,7 +55,7 @@ class RunResult:
     steps: int
     tokens: int
     loss: float
-    """Of the last step; NaN when there was none."""
+    """Of the last step that was taken; NaN when there was none."""
     output_dir: Path
     stopped: bool = False
     """A signal ended it early, with a checkpoint."""
@@ -60,14 +66,19 @@ def run(config: TrainConfig) -> RunResult:
     or for this process alone).
 
     SIGTERM and SIGUSR1 end it after the step, with a checkpoint. Raises ``ValueError`` for a user's mistake
-    and for a last checkpoint that could not be written, :class:`FloatingPointError` for a loss that is not
-    finite; checkpoints written before stay.
+    and for a last checkpoint that could not be written, :class:`FloatingPointError` for a loss, a gradient
+    or a weight that is not finite; checkpoints written before stay.
     """
     out = Path(config.output_dir)
     require(config.tracker)
-    with process_group(config.device) as ranks:
+    with (
+        deterministic(config.deterministic),
+        process_group(config.device, timeout=config.collective_timeout) as ranks,
+        contextlib.ExitStack() as stack,
+    ):
         on_rank_zero(lambda: require_writable(out))
         notes: list[str] = []
+        lock = on_rank_zero(lambda: stack.enter_context(Lock(out, say=notes.append)))
         found = resume.find(config, notes.append)
         config = dataclasses.replace(config, compile_plan=resume.plan_of(found, config))
         plan = read_plan(config.compile_plan) if config.compile_plan else None
@@ -78,7 +89,7 @@ def run(config: TrainConfig) -> RunResult:
         require_device(source.attn, ranks.device.type)
         recording = Recording(rank=ranks.rank)
         with recording.recorder, compile_settings(config.scope, plan.torch if plan else {}) as settings:
-            return _run(config, ranks, source, recording, settings, out, plan, found, notes)
+            return _run(config, ranks, source, recording, settings, out, plan, found, notes, lock)
 
 
 def _run(
@@ -91,16 +102,22 @@ def _run(
     plan: CompilePlan | None,
     found: Path | None,
     notes: list[str],
+    lock: Lock | None,
 ) -> RunResult:
+    data = open_data(
+        config,
+        source.tokenizer,
+        vocabulary=source.config.vocab_size,
+        world=ranks.world,
+        report=notes.append,
+        write_cache=True,
+    )
     if config.preflight:
         notes += (
             on_rank_zero(lambda: preflight(config, world=ranks.world, device=ranks.device, settings=settings))
             or []
         )
         recording.step()  # what the preflight compiled is not the run's
-    data = open_data(
-        config, source.tokenizer, vocabulary=source.config.vocab_size, world=ranks.world, report=notes.append
-    )
     state = resume.read(found)
     if state is not None:
         notes += [
@@ -135,15 +152,16 @@ def _run(
         )
         cached = load_cache(config)
         started = time.perf_counter()
-        program = build(
-            config,
-            device=ranks.device,
-            weights=state is None,
-            source=source,
-            ranks=state.ranks if state else None,
-            wrap_backend=lambda name: counting(lookup_backend(name), recording.recorder),
-            calibration=lambda: _calibration(data),
-        )
+        with memory_of(lambda: f"rank {ranks.rank}, the model", _FEWER):
+            program = build(
+                config,
+                device=ranks.device,
+                weights=state is None,
+                source=source,
+                ranks=state.ranks if state else None,
+                wrap_backend=lambda name: counting(lookup_backend(name), recording.recorder),
+                calibration=lambda: _calibration(data),
+            )
         if plan is not None:
             device = torch.cuda.get_device_name(ranks.device) if ranks.device.type == "cuda" else "cpu"
             check_fingerprint(
@@ -157,7 +175,8 @@ def _run(
             )
         recording.watch(program.model, program.blocks, compiled="block" in program.compiler.graphs)
         profiling.name_calls(program.calls)
-        optimizer = make_optimizer(program.model, config)
+        with memory_of(lambda: f"rank {ranks.rank}, the optimizer's states", _FEWER):
+            optimizer = make_optimizer(program.model, config)
         own = load(found, program.model, optimizer) if found else []
         assets = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         on_rank_zero(lambda: write_assets(source, config.compile_plan, assets))
@@ -198,13 +217,18 @@ def _run(
             rng.seed(config.seed, ranks.rank)
             if ranks.rank < len(own):
                 rng.restore(own[ranks.rank].rng, ranks.device)
-            with StopSignals() as signals:
-                trainer.train(state, signals)
+            with (
+                Positions(out / "run" / "positions", rank=ranks.rank, world=ranks.world) as positions,
+                positions.named(),
+                StopSignals() as signals,
+            ):
+                trainer.train(state, signals, lock, positions)
                 # Still heard: a scheduler and torchrun both pass a signal on, and the second must not end the
                 # checkpoint of the first.
                 result = trainer.finish()
                 if result.stopped and ranks.rank == 0:
-                    signals.mark(out, result.steps)
+                    with writing(out / STOPPED):
+                        signals.mark(out, result.steps)
             return result
 
 
@@ -234,11 +258,11 @@ class _Trainer:
         self.optimizer, self.out, self.ranks = optimizer, out, ranks
         self.stepper = Stepper(program, optimizer, config)
         self.compiles = resume.Compiles(lambda: sum(program.compiler.graphs.values()))
-        self.fingerprint = resume.fingerprint(data)
         self.flops = flops_per_token(program.model)
         self.peak = peak_flops(ranks.device)
         self.best: Best | None = None
         self.step, self.tokens, self.loss, self.stopped = 0, 0, math.nan, False
+        self.skipped = 0
 
     def compile_again(self, histories: list[list[list[int]]]) -> int:
         """Compile what a resumed run had compiled, in the same order; returns from how many batches.
@@ -254,38 +278,41 @@ class _Trainer:
             program=self.program,
         )
 
-    def train(self, state: State | None, signals: StopSignals) -> None:
-        """Take the steps that are left, until the last or a signal."""
+    def train(
+        self, state: State | None, signals: StopSignals, lock: Lock | None, positions: Positions
+    ) -> None:
+        """Take the steps that are left, until the last or a signal; rank 0 has the lock of the output
+        directory.
+        """
         if state is not None:
-            self.step, self.tokens, self.best = state.step, state.tokens, state.best
+            self.step, self.tokens = state.step, state.tokens
+            if state.validation == resume.validation_digest(self.data):
+                self.best = state.best
         self.stepper.stop = signals.requested
         first, total = self.step + 1, len(self.data.steps)
+        positions.at(first, "reading its rows")
         for plan, batches in self._batches(self.data.steps[self.step :], self.data.train):
+            if lock is not None:
+                lock.require()
             step = self.step = self.step + 1
             self.tokens += plan.tokens
             started = time.perf_counter()
             self.recording.recorder.step = step
+            positions.at(step, "the step")
             lr = learning_rate(self.config, step, total)
             measure_leak = bool(self.config.osft_leak_every) and (
                 step % self.config.osft_leak_every == 0 or step == total
             )
-            with self.profiling.step(step):
+            with self.profiling.step(step), memory_of(partial(_rows, step, plan, self.ranks.rank), _LESS):
                 figures = self.stepper.step(batches, plan.loss_tokens, lr=lr, leak=measure_leak)
             seconds = time.perf_counter() - started
             self.stopped = figures.pop("stop")
             self.compiles.note(step)
-            loss = self.loss = figures["loss"]
             last_of_epoch = step == total or self.data.steps[step].epoch != plan.epoch
-            if not math.isfinite(loss):
-                lines = sorted(
-                    self.data.train.samples[i].line
-                    for micro in plan.rows
-                    for row in micro
-                    for i in row.samples
-                )
-                raise FloatingPointError(
-                    f"step {step}: loss is {loss}; the batch is lines {lines} of the data. Checkpoints written before are kept"
-                )
+            if (bad := figures.pop("nonfinite")) is not None:
+                self._skip(plan, figures, bad)
+            else:
+                self.loss = figures["loss"]
             record = {
                 "step": step, "epoch": plan.epoch, "lr": lr, **figures,
                 "samples": plan.samples, "tokens": plan.tokens, "loss_tokens": plan.loss_tokens, "total_tokens": self.tokens,
@@ -298,7 +325,11 @@ class _Trainer:
             if self.data.validation is not None and (
                 step % self.config.validate_every == 0 if self.config.validate_every else last_of_epoch
             ):
-                record["val_loss"] = self.validate()
+                positions.at(step, "validation")
+                with memory_of(
+                    lambda: f"rank {self.ranks.rank}, the validation after step {self.step}", _LESS
+                ):
+                    record["val_loss"] = self.validate()
                 improved = math.isfinite(record["val_loss"]) and (
                     self.best is None or record["val_loss"] < self.best.loss
                 )
@@ -316,12 +347,30 @@ class _Trainer:
                 "end": step == total,
             }
             if kinds := tuple(kind for kind, is_due in due.items() if is_due):
+                positions.at(step, "a checkpoint")
                 self.save(kinds)
             self.saver.poll()
             if self.stopped:
                 who = signals.received or "a signal on another rank"
                 self.metrics.say(f"{who}: stopped after step {step} of {total}; continue with --resume auto")
                 break
+            positions.at(step + 1, "reading its rows")
+
+    def _skip(self, plan: Step, figures: dict[str, Any], bad: nonfinite.Nonfinite) -> None:
+        """A step that was not taken: tell it, or end the run when it is one too many. JSON has no NaN: the
+        figures become None.
+        """
+        text = nonfinite.describe(
+            self.step, plan, self.data.train.samples, figures["loss"], figures["grad_norm"], bad
+        )
+        self.skipped += 1
+        if self.skipped > self.config.skip_nonfinite:
+            raise FloatingPointError(
+                f"{text}. The step was not taken and nothing of it is saved; look at these lines, lower the learning "
+                "rate, or leave such steps out with --skip-nonfinite N"
+            )
+        self.metrics.say(f"skipped {self.skipped} of at most {self.config.skip_nonfinite}: {text}")
+        figures |= {"skipped": True, "loss": None, "grad_norm": None, "grad_norm_raw": None}
 
     def _batches(self, steps: Any, samples: Any) -> Any:
         pad = getattr(self.program.source.tokenizer, "pad_token_id", None) or 0
@@ -367,13 +416,22 @@ class _Trainer:
         return total.item() / count
 
     def save(self, kinds: tuple[str, ...]) -> None:
-        """Begin to write a checkpoint of this moment. Collective."""
+        """Begin to write a checkpoint of this moment. Collective. Raises :class:`FloatingPointError` for weights
+        or optimizer states that are not finite: a run could never continue from them.
+        """
+        tensors = collect(self.program.model, self.optimizer)
+        if (name := nonfinite.first_bad(tensors)) is not None:
+            raise FloatingPointError(
+                f"step {self.step}: {name} is not finite, so that no checkpoint of it is written; earlier ones are kept. "
+                "Lower the learning rate, or raise --eps"
+            )
         state = State(
             step=self.step, tokens=self.tokens, world=self.ranks.world, ranks={t.name: t.high for t in self.program.targets},
-            data=self.fingerprint, kinds=kinds, best=self.best, config=self.config.to_dict(),
+            data=self.data.train.digest, kinds=kinds, best=self.best, config=self.config.to_dict(),
+            validation=resume.validation_digest(self.data),
         )  # fmt: skip
         own = RankState(rng=rng.capture(self.ranks.device), compiled=self.compiles.history)
-        self.saver.save(collect(self.program.model, self.optimizer), own, state)
+        self.saver.save(tensors, own, state)
 
     def finish(self) -> RunResult:
         """Wait for the last checkpoint; export, unless a signal asked to be quick. Raises ``ValueError`` when
@@ -388,6 +446,18 @@ class _Trainer:
         return RunResult(
             steps=self.step, tokens=self.tokens, loss=self.loss, output_dir=self.out, stopped=self.stopped
         )
+
+
+_FEWER = "give more ranks, --train-dtype bfloat16, or --lora"
+_LESS = (
+    "give a lower --max-tokens-per-gpu, --ac full, more --loss-chunks, --dtype bfloat16, or more ranks; "
+    "--lora trains fewer parameters"
+)
+
+
+def _rows(step: int, plan: Step, rank: int) -> str:
+    lengths = [micro[rank].length for micro in plan.rows]
+    return f"rank {rank}, step {step}, {len(lengths)} rows of up to {max(lengths)} tokens"
 
 
 def _calibration(data: Data) -> list[dict[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 from pathlib import Path
 from types import TracebackType
@@ -26,10 +27,10 @@ class Metrics:
         self._full = False
         self._progress: Any = None
         if enabled:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            self._path = path
             if not append:
                 _set_aside(path)
-            self._file = open(path, "a", encoding="utf-8")
+            self._open()
 
     def __enter__(self) -> Metrics:
         if self._enabled:
@@ -71,15 +72,27 @@ class Metrics:
             print(text, file=sys.stderr, flush=True)
         self._progress.update(self._task, completed=record["step"], description=text)
 
+    def _open(self) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = open(self._path, "a", encoding="utf-8")
+
     def _put(self, line: str) -> None:
         # A full disk may get room again, and until then the line waits in the file's buffer: training goes
-        # on.
+        # on. A file that was removed would take lines that nobody can read.
         try:
+            if not self._path.exists() or not os.path.samestat(
+                os.stat(self._path), os.fstat(self._file.fileno())
+            ):
+                self.say(
+                    f"warning: {self._path} was removed or replaced while it was written; it begins again here"
+                )
+                self._file.close()
+                self._open()
             self._file.write(line)
             self._file.flush()
         except OSError as error:
             if not self._full:
-                self.say(f"warning: metrics.jsonl: {error.strerror or error}; lines may be missing")
+                self.say(f"warning: {self._path}: {error.strerror or error}; lines may be missing")
             self._full = True
 
 
@@ -96,6 +109,8 @@ def _set_aside(path: Path) -> None:
 
 def summary(record: dict[str, Any]) -> str:
     """A step's line for people."""
+    if record.get("skipped"):
+        return f"step {record['step']}  skipped: the loss or a gradient is not finite"
     parts = [f"step {record['step']}", f"loss {record['loss']:.4f}", f"grad {record['grad_norm']:.3f}"]
     if record["grad_norm_raw"] != record["grad_norm"]:
         parts[-1] += f" (raw {record['grad_norm_raw']:.3f})"

@@ -187,7 +187,7 @@ def apply_method(
         unfreeze = by_target(
             names, list(shared[0]), adaptive(list(shared[0].values()), config.osft_unfreeze_rank_ratio)
         )
-    targets = surgery.plan(model, unfreeze, patterns)
+    targets = surgery.plan(model, unfreeze, patterns, config.osft_rank_pattern)
     if ranks is not None:
         if ranks.keys() != {t.name for t in targets}:
             raise ValueError(

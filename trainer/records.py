@@ -1,83 +1,22 @@
-"""JSONL training records: read, checked with their line numbers, tokenized, indexed. No torch."""
+"""Training records of a file or a directory: read, checked with their line numbers, tokenized, indexed. No
+torch.
+"""
 
 from __future__ import annotations
 
-import dataclasses
-import json
+import hashlib
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cftdiag.recipe.packing import IGNORE, Sample
-from trainer.chat import render
+from cftdiag.recipe.packing import Sample
+from trainer.chat import IGNORE
+from trainer.rows import Reader, Tokens
+from trainer.sources import open_rows
+from trainer.tokens import stored
 
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Tokens:
-    """One sample: ``labels[i]`` belongs to ``input_ids[i]`` (not yet shifted), :data:`IGNORE` where there is
-    no loss.
-    """
-
-    input_ids: array[int]
-    labels: array[int]
-
-    def sample(self, line: int) -> Sample:
-        """Its length and loss tokens; the first label has no predecessor that could predict it."""
-        return Sample(
-            length=len(self.input_ids),
-            loss_tokens=sum(label != IGNORE for label in self.labels[1:]),
-            line=line,
-        )
-
-
-def parse(text: str, tokenizer: Any, vocabulary: int) -> Tokens:
-    """One line of the file. Raises ``ValueError`` saying what is wrong with it.
-
-    ``vocabulary`` is the number of rows of the model's embedding.
-    """
-    try:
-        record = json.loads(text)
-    except ValueError as error:
-        raise ValueError(f"not JSON ({error})") from error
-    if not isinstance(record, dict):
-        raise ValueError(f"a record is a JSON object, not {type(record).__name__}")
-    if "input_ids" in record:
-        ids, labels = record["input_ids"], record.get("labels")
-        if labels is None:
-            raise ValueError(
-                "`input_ids` without `labels` (repeat the ids to learn all of them, -100 masks a position)"
-            )
-    elif "messages" in record:
-        if tokenizer is None:
-            raise ValueError(
-                "`messages` needs a tokenizer, and the model has none; give `input_ids` and `labels`"
-            )
-        ids, labels = render(tokenizer, record["messages"])
-    else:
-        raise ValueError(
-            f"neither `messages` nor `input_ids`; its keys are {', '.join(sorted(record)) or 'none'}"
-        )
-    _check_integers("input_ids", ids)
-    _check_integers("labels", labels)
-    if not ids:
-        raise ValueError("empty `input_ids`")
-    if len(ids) != len(labels):
-        raise ValueError(f"{len(ids)} input_ids but {len(labels)} labels")
-    for name, values in (("input_ids", ids), ("labels", [v for v in labels if v != IGNORE])):
-        outside = next((v for v in values if not 0 <= v < vocabulary), None)
-        if outside is not None:
-            raise ValueError(
-                f"`{name}` holds {outside}, outside the model's vocabulary of {vocabulary} (is it the model's own tokenizer?)"
-            )
-    return Tokens(input_ids=array("q", ids), labels=array("q", labels))
-
-
-def _check_integers(name: str, values: Any) -> None:
-    if not isinstance(values, list) or not all(
-        isinstance(v, int) and not isinstance(v, bool) for v in values
-    ):
-        raise ValueError(f"`{name}` must be a list of integers")
+__all__ = ["IGNORE", "Records", "Subset", "Tokens"]
 
 
 class Records:
@@ -95,46 +34,47 @@ class Records:
         bad_records: str = "fatal",
         over_long: str = "fatal",
         streaming: bool = False,
+        train_on: str | None = None,
+        cache: Path | None = None,
+        write_cache: bool = False,
         report: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Reads the whole file once. ``report`` is told of every record that is skipped, dropped or cut.
+        """Reads the whole file once, or its tokens in ``cache``, where they are put with ``write_cache``.
+        ``report`` is told of every record that is skipped, dropped or cut.
 
         Raises ``ValueError`` for a missing or empty file, and for the first bad or over-long record where the
         policy is ``fatal``.
         """
         self._path = Path(path)
-        self._tokenizer = tokenizer
-        self._vocabulary = vocabulary
+        self._reader = Reader(tokenizer=tokenizer, vocabulary=vocabulary, train_on=train_on)
+        self._rows = (
+            open_rows(self._path)
+            if cache is None
+            else stored(self._path, self._reader, cache, write=write_cache, say=report)
+        )
         self._capacity = capacity
-        self._offsets: list[int] = []
+        self._bad_records, self._over_long, self._report = bad_records, over_long, report
+        self._places: list[tuple[int, int]] = []
+        """Where a sample's row is, and its first token in it."""
         self._tokens: list[Tokens] | None = None if streaming else []
         self.samples: list[Sample] = []
-        for line, offset, text in _lines(self._path):
-            try:
-                tokens = parse(text, tokenizer, vocabulary)
-            except ValueError as error:
-                if bad_records == "fatal":
-                    raise ValueError(f"{path}:{line}: {error}; fix it or give --bad-records skip") from error
-                report(f"{path}:{line}: skipped: {error}")
+        digest = hashlib.sha256()
+        for line, place, row in self._rows:
+            tokens = self._read(line, row)
+            if tokens is None:
                 continue
-            length = len(tokens.input_ids)
-            if length > capacity:
-                if over_long == "fatal":
-                    raise ValueError(
-                        f"{path}:{line}: {length} tokens, a row holds {capacity}; raise --max-tokens-per-gpu or give --over-long"
-                    )
-                report(
-                    f"{path}:{line}: {'dropped' if over_long == 'drop' else 'cut'}: {length} tokens, a row holds {capacity}"
-                )
-                if over_long == "drop":
-                    continue
-                tokens = self._cut(tokens)
-            self.samples.append(tokens.sample(line))
-            self._offsets.append(offset)
-            if self._tokens is not None:
-                self._tokens.append(tokens)
+            for start in self._starts(line, len(tokens.input_ids)):
+                part = tokens.part(start, start + capacity)
+                self.samples.append(part.sample(line))
+                self._places.append((place, start))
+                for values in (array("q", [line, len(part.input_ids)]), part.input_ids, part.labels):
+                    digest.update(values.tobytes())
+                if self._tokens is not None:
+                    self._tokens.append(part)
         if not self.samples:
             raise ValueError(f"{path} holds no usable record")
+        self.digest = digest.hexdigest()[:16]
+        """Of the contents: tokens, labels and lines, in order."""
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -142,12 +82,39 @@ class Records:
     def __getitem__(self, index: int) -> Tokens:
         if self._tokens is not None:
             return self._tokens[index]
-        with open(self._path, "rb") as file:
-            file.seek(self._offsets[index])
-            return self._cut(parse(file.readline().decode("utf-8"), self._tokenizer, self._vocabulary))
+        place, start = self._places[index]
+        sample = self.samples[index]
+        try:
+            part = self._rows.tokens(self._reader, self._rows[place]).part(start, start + self._capacity)
+            if part.sample(sample.line) == sample:
+                return part
+            problem = "another length"
+        except ValueError as error:
+            problem = str(error)
+        raise ValueError(f"{self._path}:{sample.line}: changed while it was trained on: {problem}")
 
-    def _cut(self, tokens: Tokens) -> Tokens:
-        return Tokens(input_ids=tokens.input_ids[: self._capacity], labels=tokens.labels[: self._capacity])
+    def _read(self, line: int, row: Any) -> Tokens | None:
+        try:
+            return self._rows.tokens(self._reader, row)
+        except ValueError as error:
+            if self._bad_records == "fatal":
+                raise ValueError(
+                    f"{self._path}:{line}: {error}; fix it or give --bad-records skip"
+                ) from error
+            self._report(f"{self._path}:{line}: skipped: {error}")
+            return None
+
+    def _starts(self, line: int, length: int) -> list[int]:
+        """First tokens of the samples that a row becomes: one as a rule."""
+        if length <= self._capacity:
+            return [0]
+        text = f"{self._path}:{line}: {{}}{length} tokens, a row holds {self._capacity}"
+        if self._over_long == "split":
+            return list(range(0, length, self._capacity))  # as is usual for long texts: nothing to tell
+        if self._over_long == "fatal":
+            raise ValueError(f"{text.format('')}; raise --max-tokens-per-gpu or give --over-long")
+        self._report(text.format("dropped: " if self._over_long == "drop" else "cut: "))
+        return [0] if self._over_long == "truncate" else []
 
 
 class Subset:
@@ -157,23 +124,10 @@ class Subset:
         self._records = records
         self._indices = indices
         self.samples = [records.samples[i] for i in indices]
+        self.digest = hashlib.sha256(records.digest.encode() + array("q", indices).tobytes()).hexdigest()[:16]
 
     def __len__(self) -> int:
         return len(self._indices)
 
     def __getitem__(self, index: int) -> Tokens:
         return self._records[self._indices[index]]
-
-
-def _lines(path: Path) -> Iterator[tuple[int, int, str]]:
-    """Line number, byte offset and text of every line that is not blank."""
-    try:
-        file = open(path, "rb")
-    except OSError as error:
-        raise ValueError(f"cannot read {path}: {error.strerror or error}") from error
-    with file:
-        offset = 0
-        for number, raw in enumerate(file, 1):
-            if raw.strip():
-                yield number, offset, raw.decode("utf-8", errors="replace")
-            offset += len(raw)

@@ -4,8 +4,6 @@ as before.
 
 from __future__ import annotations
 
-import hashlib
-from array import array
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,17 @@ import torch
 import torch.distributed as dist
 
 from trainer.batch import Batch
-from trainer.checkpoints.layout import PLAN, State, prepare, read_state, resolve, truncate_metrics
+from trainer.checkpoints.layout import (
+    PLAN,
+    State,
+    candidates,
+    damage,
+    first_whole,
+    prepare,
+    read_state,
+    truncate_metrics,
+)
+from trainer.checkpoints.tensors import read_metadata
 from trainer.config import TrainConfig
 from trainer.data import Data
 from trainer.distributed import on_rank_zero
@@ -24,25 +32,49 @@ from trainer.step import Stepper
 
 _FIXED = ("osft", "lora", "lora_rank", "lora_alpha", "train_dtype", "batch_size", "seed", "validation_split")
 """What a checkpoint cannot be continued with otherwise: another model, or another order of the samples."""
+_DECIDED = (
+    *("osft_unfreeze_rank_ratio", "osft_ranks", "osft_rank_pattern", "osft_target_patterns"),
+    "lora_target_patterns",
+)
+"""What was decided when the first run began and can have no effect any more."""
 _FREE = frozenset(
-    (*_FIXED, "output_dir", "checkpoint_every", "checkpoint_epochs", "checkpoint_best", "keep_checkpoints", "resume", "export", "save_dtype")
-    + ("num_workers", "streaming", "compile_cache", "compile_plan", "preflight", "model_name_or_path", "data_path", "validation_path")
-    + ("random_init", "osft_leak_every", "osft_upcast_dtype", "osft_ranks", "osft_unfreeze_rank_ratio", "osft_redecompose")
-    + ("tracker", "profile_steps", "validate_every")
+    (*_FIXED, *_DECIDED, "output_dir", "checkpoint_every", "checkpoint_epochs", "checkpoint_best", "keep_checkpoints", "resume")
+    + ("export", "save_dtype", "num_workers", "streaming", "compile_cache", "compile_plan", "preflight", "model_name_or_path")
+    + ("data_path", "validation_path", "random_init", "osft_leak_every", "osft_redecompose", "osft_upcast_dtype")
+    + ("tracker", "profile_steps", "validate_every", "skip_nonfinite", "chat_template", "train_on", "bad_records", "over_long")
+    + ("token_cache", "collective_timeout")
 )  # fmt: skip
 """What may be another without changing a loss, or is looked at elsewhere."""
 
 
 def find(config: TrainConfig, say: Callable[[str], None]) -> Path | None:
-    """The checkpoint to continue from, the same on all ranks; None to start afresh. Raises ``ValueError``
-    when it is none. Collective.
+    """The checkpoint to continue from, the same on all ranks; None to start afresh. With ``auto`` one that
+    cannot be read, or not as it was written, is passed over. Raises ``ValueError`` when it is none.
+    Collective.
     """
     if config.resume is None:
         return None
-    directory = Path(config.output_dir) / "checkpoints"
-    found = [on_rank_zero(lambda: resolve(config.resume or "", directory, say))]
-    dist.broadcast_object_list(found, src=0)
-    return found[0]
+    wanted = config.resume
+    paths = [on_rank_zero(lambda: candidates(wanted, Path(config.output_dir) / "checkpoints"))]
+    dist.broadcast_object_list(paths, src=0)
+    return first_whole(paths[0] or [], say if wanted == "auto" else None, _problem)
+
+
+def _problem(path: Path) -> str | None:
+    """What is wrong with a checkpoint; every rank reads a part of its files. Collective."""
+    first: list[str | None] = [None]
+    if dist.get_rank() == 0:
+        try:
+            read_state(path)
+            read_metadata(path)
+        except (ValueError, OSError) as error:
+            first[0] = str(error)
+    dist.broadcast_object_list(first, src=0)
+    if first[0] is not None:
+        return first[0]
+    found: list[str | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, damage(path, dist.get_rank(), dist.get_world_size()))
+    return next((problem for problem in found if problem is not None), None)
 
 
 def plan_of(found: Path | None, config: TrainConfig) -> str | None:
@@ -68,26 +100,40 @@ def check(state: State, config: TrainConfig, data: Data, *, world: int) -> list[
             raise ValueError(
                 f"the checkpoint of step {state.step} {had}, this run has {values[name]}; give what it had"
             )
-    if state.data != fingerprint(data):
+    for name in _DECIDED:
+        method = name.partition("_")[0]
+        if method == config.method and name in state.config and state.config[name] != values[name]:
+            flag, had = name.replace("_", "-"), state.config[name]
+            raise ValueError(
+                f"{flag} {_shown(values[name])} has no effect on the checkpoint of step {state.step}, which was made with "
+                f"{_shown(had)}; give what it had"
+                + (", or start from it by --osft-redecompose CKPT" if method == "osft" else "")
+            )
+    if state.data != data.train.digest:
         raise ValueError(
-            f"the checkpoint of step {state.step} was trained on other samples: its position in the data means nothing here"
+            f"the checkpoint of step {state.step} was trained on other samples, or on others of their tokens: its "
+            "position in the data means nothing here. Give the data, tokenizer and chat template that it had"
         )
     if state.step > len(data.steps):
         raise ValueError(
             f"the checkpoint is at step {state.step}, this run ends at {len(data.steps)}; give more steps or an earlier checkpoint"
+        )
+    notes = []
+    if config.osft and state.config.get("osft_upcast_dtype") != config.osft_upcast_dtype:
+        notes.append("osft-upcast-dtype has no effect: the factors are those of the checkpoint")
+    if state.validation != validation_digest(data):
+        notes.append(
+            "another validation set: its losses cannot be compared with earlier ones, and the best begins anew"
         )
     other = sorted(
         name
         for name, value in state.config.items()
         if name in values and name not in _FREE and value != values[name]
     )
-    notes = (
-        [
+    if other:
+        notes.append(
             f"continues with another {', '.join(other)}: losses may not be bit for bit those of an uninterrupted run"
-        ]
-        if other
-        else []
-    )
+        )
     if state.world != world:
         notes.append(
             f"written by {state.world} ranks, continued by {world}: the same samples, other orders of summation, other dropout"
@@ -95,12 +141,13 @@ def check(state: State, config: TrainConfig, data: Data, *, world: int) -> list[
     return notes
 
 
-def fingerprint(data: Data) -> str:
-    """Of the training samples in the order of the file: lengths, loss tokens, lines."""
-    numbers = array(
-        "q", (n for sample in data.train.samples for n in (sample.length, sample.loss_tokens, sample.line))
-    )
-    return hashlib.sha256(numbers.tobytes()).hexdigest()[:16]
+def validation_digest(data: Data) -> str | None:
+    """Of the validation set; None without one."""
+    return data.validation.digest if data.validation is not None else None
+
+
+def _shown(value: Any) -> str:
+    return ",".join(map(str, value)) or "none" if isinstance(value, list) else str(value)
 
 
 def make_way(found: Path | None, state: State | None, out: Path) -> list[str]:

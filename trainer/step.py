@@ -1,9 +1,10 @@
 """One optimizer step: microsteps, projection, clipping, AdamW, projection. Nothing waits for the device but
-one read at the end.
+one read before the optimizer, which is not run on a loss or a gradient that is not finite.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -13,10 +14,10 @@ from torch import Tensor
 
 from trainer.batch import Batch, to_device
 from trainer.config import TrainConfig
+from trainer.nonfinite import locate
 from trainer.optim import clip, gradient_norm
 from trainer.osft.frozen import Frozen
 from trainer.osft.leak import leak as measure_leak
-from trainer.osft.linear import OSFTLinear
 from trainer.osft.projection import project_gradients, project_parameters
 from trainer.program import Program
 
@@ -32,8 +33,7 @@ class Stepper:
         self._optimizer = optimizer
         self._max_norm = config.max_grad_norm
         self._trained = [p for p in program.model.parameters() if p.requires_grad]
-        layers = [m for m in program.model.modules() if isinstance(m, OSFTLinear)]
-        self._frozen = Frozen(layers, cap_bytes=config.osft_transient_mb * 2**20) if layers else None
+        self._frozen = Frozen.of(program.model, cap_bytes=config.osft_transient_mb * 2**20)
 
     def step(
         self, batches: list[Batch], loss_tokens: int, *, lr: float, leak: bool = False
@@ -43,13 +43,16 @@ class Stepper:
 
         Returns ``loss`` (mean per loss token over the global batch), ``grad_norm_raw`` (before projection),
         ``grad_norm`` (after it, before clipping), ``leak`` (None unless asked for) and ``stop`` (whether a
-        rank asked to end after this step).
+        rank asked to end after this step). Where the loss or a norm is not finite the optimizer is not run,
+        and ``nonfinite`` says what is known of the reason (:class:`trainer.nonfinite.Nonfinite`), else None.
         """
+        losses = []
         total = torch.zeros((), dtype=torch.float64, device=self._device)
         for batch in batches:
             loss = self._model(**to_device(batch, self._device))
             (loss / loss_tokens).backward()
             total += loss.detach()
+            losses.append(loss.detach())
         # The wish to stop travels with the loss: all ranks agree on the step, and none waits for it.
         shared = torch.stack([total, torch.full_like(total, float(self.stop()))])
         dist.all_reduce(shared)
@@ -60,6 +63,17 @@ class Stepper:
         if self._frozen is not None:
             project_gradients(self._frozen)
             norm = gradient_norm(self._trained)
+        # The only host sync of a step. It comes before the optimizer: clipping by an infinite norm would turn
+        # every gradient, and with it every weight, into NaN. All ranks read the same sums.
+        mean, raw_value, norm_value, wish = torch.stack(
+            [t.to(total.dtype) for t in (total / loss_tokens, raw, norm, stop)]
+        ).tolist()
+        figures = {"loss": mean, "grad_norm_raw": raw_value, "grad_norm": norm_value, "leak": None}
+        if not (math.isfinite(mean) and math.isfinite(raw_value) and math.isfinite(norm_value)):
+            culprit = locate(self._model, losses)
+            self._optimizer.zero_grad(set_to_none=True)
+            return {**figures, "stop": wish > 0, "nonfinite": culprit}
+
         if self._max_norm > 0:
             clip(self._trained, norm, self._max_norm)
         for group in self._optimizer.param_groups:
@@ -68,20 +82,9 @@ class Stepper:
         self._optimizer.zero_grad(set_to_none=True)
         if self._frozen is not None:
             project_parameters(self._frozen)
-        leaked = measure_leak(self._frozen) if leak and self._frozen is not None else torch.zeros_like(total)
-
-        # The only host sync of a step.
-        values = torch.stack(
-            [t.to(total.dtype) for t in (total / loss_tokens, raw, norm, leaked, stop)]
-        ).tolist()
-        measured = leak and self._frozen is not None
-        return {
-            "loss": values[0],
-            "grad_norm_raw": values[1],
-            "grad_norm": values[2],
-            "leak": values[3] if measured else None,
-            "stop": values[4] > 0,
-        }
+            if leak:
+                figures["leak"] = measure_leak(self._frozen).item()
+        return {**figures, "stop": wish > 0, "nonfinite": None}
 
     def forward_backward(self, batches: list[Batch]) -> None:
         """Run what a step runs on the model, and leave no gradient behind: for its compiles. Collective."""

@@ -1,31 +1,19 @@
-"""Which Linears a method trains in factored form: a table by ``config.model_type``."""
+"""Which weights a method trains in factored form: every linear map of a block, found by structure."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
+
 from torch import nn
+from torch.nn.modules.conv import _ConvNd
 
 from cftdiag.recipe.blocks import find_blocks
 
-_ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
-_LLAMA = (*_ATTENTION, "gate_proj", "up_proj", "down_proj")
+Weight = TypeVar("Weight")
 
-#: Substrings of the names of the target Linears. Families that are not listed use the names of Llama.
-TARGETS: dict[str, tuple[str, ...]] = {
-    "phi3": ("o_proj", "qkv_proj", "gate_up_proj", "down_proj"),
-    "phi": ("q_proj", "k_proj", "v_proj", "dense", "fc1", "fc2"),
-    "gpt2": ("c_attn", "c_proj", "c_fc"),
-    "gpt_neox": ("query_key_value", "dense"),
-    "gpt_oss": _ATTENTION,
-    "mixtral": _ATTENTION,
-    "granitemoe": _ATTENTION,
-    "granitemoehybrid": (*_ATTENTION, "shared_mlp.input_linear", "shared_mlp.output_linear"),
-    "opt": ("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2"),
-    "bloom": ("query_key_value", "dense"),
-    "falcon": ("query_key_value", "dense"),
-    "starcoder2": (*_ATTENTION, "c_fc", "c_proj"),
-    "glm": (*_ATTENTION, "gate_up_proj", "down_proj"),
-    "olmo2": _LLAMA,
-}
+_ROUTERS = ("gate", "router", "shared_expert_gate")
+_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
 def is_conv1d(module: nn.Module) -> bool:
@@ -36,25 +24,66 @@ def is_conv1d(module: nn.Module) -> bool:
 
 
 def find_targets(model: nn.Module, patterns: tuple[str, ...] = ()) -> dict[str, nn.Module]:
-    """Linears (and Conv1D) inside the blocks whose name contains a pattern; the default patterns come from
-    :data:`TARGETS`.
+    """Linears (and Conv1D) inside the blocks; with ``patterns`` those whose name contains one.
 
-    Raises ``ValueError`` when nothing matches.
+    What chooses experts is left out: it maps to a number for each, and not to directions. Raises ``ValueError``
+    when nothing matches, or when a pattern matches no weight at all.
     """
-    model_type = model.config.model_type
-    wanted = patterns or TARGETS.get(model_type, _LLAMA)
-    candidates = {
+    linears = _linears(model)
+    return _chosen(model, linears, [*linears, *_expert_weights(model)], patterns)
+
+
+def find_expert_targets(model: nn.Module, patterns: tuple[str, ...] = ()) -> dict[str, nn.Parameter]:
+    """The weights of experts inside the blocks, one parameter of experts x rows x columns each, by the
+    parameter's name.
+    """
+    experts = _expert_weights(model)
+    return _chosen(model, experts, [*_linears(model), *experts], patterns)
+
+
+def _linears(model: nn.Module) -> dict[str, nn.Module]:
+    return {
         f"{block}.{name}": module
         for block, parent in find_blocks(model)
         for name, module in parent.named_modules()
-        if isinstance(module, nn.Linear) or is_conv1d(module)
+        if (isinstance(module, nn.Linear) or is_conv1d(module)) and not _is_router(model, name, module)
     }
-    found = {
-        name: module for name, module in candidates.items() if any(pattern in name for pattern in wanted)
+
+
+def _expert_weights(model: nn.Module) -> dict[str, nn.Parameter]:
+    return {
+        ".".join(part for part in (block, name, own) if part): weight
+        for block, parent in find_blocks(model)
+        for name, module in parent.named_modules()
+        if not isinstance(module, _ConvNd)
+        for own, weight in module.named_parameters(recurse=False)
+        if weight.dim() == 3 and min(weight.shape[1:]) > 1
     }
-    if not found:
-        names = sorted({name.rpartition(".")[2] for name in candidates}) or ["none"]
-        raise ValueError(
-            f"no Linear of {model_type!r} matches {', '.join(wanted)}; give target patterns out of: {', '.join(names)}"
-        )
-    return found
+
+
+def _is_router(model: nn.Module, name: str, module: nn.Module) -> bool:
+    if name.rpartition(".")[2] not in _ROUTERS and "router" not in name:
+        return False
+    counts = {1, *(getattr(model.config, key, None) for key in _COUNTS)}
+    return getattr(module, "out_features", None) in counts
+
+
+def _chosen(
+    model: nn.Module, some: Mapping[str, Weight], everything: Iterable[str], patterns: tuple[str, ...]
+) -> dict[str, Weight]:
+    model_type = model.config.model_type
+    known = sorted({_short(name) for name in everything}) or ["none"]
+    advice = f"give target patterns out of: {', '.join(known)}"
+    if not patterns:
+        if known == ["none"]:
+            raise ValueError(f"no Linear is in the blocks of {model_type!r}; {advice}")
+        return dict(some)
+    for pattern in patterns:
+        if not any(pattern in name for name in everything):
+            raise ValueError(f"no Linear of {model_type!r} matches {pattern}; {advice}")
+    return {name: value for name, value in some.items() if any(pattern in name for pattern in patterns)}
+
+
+def _short(name: str) -> str:
+    *_, parent, own = name.split(".")
+    return f"{parent}.{own}" if own == "weight" else own

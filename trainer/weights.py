@@ -73,7 +73,7 @@ def fill_from(
     """
     filler = Filler(model=model, device=device)
     values = _values(source) if source is not None else {}
-    split = {t.name: t for t in targets if t.kind == "split"}
+    split = {t.holder: t for t in targets if t.kind == "split"}
     lora = {name: m for name, m in plain_modules(model).items() if isinstance(m, LoRALinear)}
     generator = torch.Generator().manual_seed(seed)
     for name in plain_names(model):
@@ -99,7 +99,7 @@ def decompose_spread(
         for owner, target in enumerate(round_):
             if target is None:
                 continue
-            weight = _send(values.get(f"{target.name}.weight"), target, owner, filler)
+            weight = _send(values.get(target.source), target, owner, filler)
             if owner == rank:
                 mine = target
                 my_weight = weight
@@ -110,7 +110,7 @@ def decompose_spread(
             if target is not None:
                 for factor in FACTORS:
                     filler.fill(
-                        f"{target.name}.{factor}", factors.get(factor) if owner == rank else None, owner
+                        f"{target.holder}.{factor}", factors.get(factor) if owner == rank else None, owner
                     )
 
 
@@ -126,7 +126,7 @@ def assign(targets: list[Target], world: int) -> list[list[Target | None]]:
 def _send(weight: Tensor | None, target: Target, owner: int, filler: Filler) -> Tensor | None:
     """Rank 0's weight on the owner's device; None on ranks that are not concerned."""
     rank = dist.get_rank()
-    dtype = filler.model.get_submodule(target.name).U_high.dtype
+    dtype = filler.model.get_parameter(f"{target.holder}.U_high").dtype
     if rank == 0:
         assert weight is not None
         value = weight.detach().to(filler.device, dtype).contiguous()
@@ -136,8 +136,7 @@ def _send(weight: Tensor | None, target: Target, owner: int, filler: Filler) -> 
         return value
     if rank != owner:
         return None
-    shape = (target.columns, target.rows) if target.transposed else (target.rows, target.columns)
-    value = torch.empty(shape, dtype=dtype, device=filler.device)
+    value = torch.empty(target.stored, dtype=dtype, device=filler.device)
     dist.recv(value, 0)
     return value
 

@@ -188,13 +188,13 @@ def test_a_wrong_path_a_half_checkpoint_and_a_full_directory_are_one_line(
     data.write_bytes(b"x" * len(content))
     _refused(
         [str(copy), str(tmp_path / "out")],
-        "give another checkpoint: rank 0: a file of tensors is damaged",
+        "is damaged: the contents of __1_0.distcp are not what was written",
         capsys,
     )
     data.write_bytes(content)
     state = json.loads((copy / "state.json").read_text())
-    (copy / ".metadata").write_bytes(b"\0" * state["files"][".metadata"])
-    _refused([str(copy), str(tmp_path / "out")], "cannot be read", capsys)
+    (copy / ".metadata").write_bytes(b"\0" * state["files"][".metadata"]["bytes"])
+    _refused([str(copy), str(tmp_path / "out")], "is damaged: the contents of .metadata", capsys)
     assert (used / "file").read_text() == "mine" and not list(tmp_path.glob("out*"))
 
 

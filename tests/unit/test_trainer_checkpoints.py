@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from trainer import resume
-from trainer.checkpoints.layout import Best, State, commit, prepare, read_state, resolve, truncate_metrics
+from trainer.checkpoints.layout import (
+    Best,
+    State,
+    candidates,
+    commit,
+    damage,
+    first_whole,
+    prepare,
+    read_state,
+    truncate_metrics,
+)
 from trainer.config import TrainConfig
+from trainer.data import Data
 from trainer.metrics import Metrics
 
 
@@ -67,13 +79,13 @@ def test_the_newest_stay_and_those_of_epochs_and_the_best(tmp_path: Path) -> Non
 
 
 def test_the_newest_whole_one_is_found(tmp_path: Path) -> None:
-    assert resolve("auto", tmp_path) is None
+    assert first_whole(candidates("auto", tmp_path), print) is None
     for step in (8, 16, 24):
         write(tmp_path, step)
     (tmp_path / "step-00000032.partial").mkdir()
     (tmp_path / "step-00000024" / "__0_0.distcp").write_bytes(b"short")
     told: list[str] = []
-    assert resolve("auto", tmp_path, told.append) == tmp_path / "step-00000016"
+    assert first_whole(candidates("auto", tmp_path), told.append) == tmp_path / "step-00000016"
     assert len(told) == 1 and "__0_0.distcp should have 24 bytes, it has 5" in told[0]
 
 
@@ -97,7 +109,7 @@ def test_what_is_no_whole_checkpoint_is_refused(tmp_path: Path, break_it: Any, m
     with pytest.raises(ValueError, match=message):
         read_state(path)
     with pytest.raises(ValueError, match=message):
-        resolve(str(path), tmp_path)
+        first_whole(candidates(str(path), tmp_path), None)
 
 
 def test_a_start_clears_leftovers_and_moves_aside_what_it_does_not_continue(tmp_path: Path) -> None:
@@ -132,7 +144,11 @@ def test_what_fails_before_it_has_its_name_is_not_found(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         commit(partial, state, keep=9)  # it lacks hf/
     assert (partial / "state.json").exists(), "it failed late"
-    assert resolve("auto", tmp_path) == tmp_path / "step-00000001" == (tmp_path / "last").resolve()
+    assert (
+        first_whole(candidates("auto", tmp_path), print)
+        == tmp_path / "step-00000001"
+        == (tmp_path / "last").resolve()
+    )
 
 
 def test_options_that_are_compared_are_options() -> None:
@@ -143,7 +159,7 @@ def test_a_copy_under_another_name_is_left_alone(tmp_path: Path) -> None:
     directory = tmp_path / "checkpoints"
     copy = write(directory, 4).rename(directory / "step-before-lunch")
     write(directory, 2)
-    assert resolve("auto", directory) == directory / "step-00000002"
+    assert first_whole(candidates("auto", directory), print) == directory / "step-00000002"
     assert len(prepare(directory, None, 0)) == 1 and copy.exists()
 
 
@@ -157,3 +173,102 @@ def test_a_fresh_start_keeps_the_metrics_of_the_run_before(tmp_path: Path) -> No
     ] == ["1\n", "2\n", "3\n"]
     with Metrics(path, total=1, enabled=True, append=True):
         assert path.read_text() == "3\n"
+
+
+@pytest.mark.parametrize("name", ["__0_0.distcp", "hf/config.json", "state.json"])
+def test_a_flipped_bit_is_seen_and_the_one_before_is_taken(tmp_path: Path, name: str) -> None:
+    older, newer = write(tmp_path, 16), write(tmp_path, 24)
+    file = newer / name
+    content = bytearray(file.read_bytes())
+    # In the state: the step, so that it is still good JSON.
+    place = content.index(b'"step": 24') + len('"step": 2') if name == "state.json" else len(content) // 2
+    content[place] ^= 1
+    file.write_bytes(content)
+    told: list[str] = []
+    assert first_whole(candidates("auto", tmp_path), told.append) == older
+    assert len(told) == 1 and name in told[0] and "not what was written" in told[0]
+    with pytest.raises(ValueError, match="is damaged"):
+        first_whole(candidates(str(newer), tmp_path), None)
+
+
+def test_a_file_that_cannot_be_read_is_passed_over(tmp_path: Path) -> None:
+    older, newer = write(tmp_path, 16), write(tmp_path, 24)
+    (newer / "hf" / "config.json").unlink()
+    (newer / "hf" / "config.json").mkdir()
+    assert first_whole(candidates("auto", tmp_path), print) == older
+
+
+def test_ranks_share_the_reading_and_miss_nothing(tmp_path: Path) -> None:
+    path = write(tmp_path, 24)
+    (path / "__0_0.distcp").write_bytes(b"y" * 24)
+    assert [damage(path, part, 3) is not None for part in range(3)].count(True) == 1
+    assert damage(path) is not None
+
+
+def test_checksums_that_ranks_made_are_kept(tmp_path: Path) -> None:
+    partial = tmp_path / "step-00000003.partial"
+    (partial / "hf").mkdir(parents=True)
+    (partial / "__0_0.distcp").write_bytes(b"abc")
+    state = State(step=3, tokens=1, world=1, ranks={}, data="d", kinds=("step",), best=None, config={})
+    path = commit(partial, state, keep=1, sums={"__0_0.distcp": "of another content"})
+    assert "__0_0.distcp" in str(damage(path))
+
+
+def test_a_removed_directory_is_told_and_its_metrics_begin_again(tmp_path: Path, capsys: Any) -> None:
+    path = tmp_path / "out" / "metrics.jsonl"
+    record = {
+        "loss": 1.0, "grad_norm": 1.0, "grad_norm_raw": 1.0, "lr": 1.0, "tokens_per_second": 1.0, "compile_seconds": 0, "recompiles": [],
+    }  # fmt: skip
+    with Metrics(path, total=3, enabled=True) as metrics:
+        metrics.write({"step": 1, **record})
+        shutil.rmtree(path.parent)
+        for step in (2, 3):
+            metrics.write({"step": step, **record})
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [2, 3]
+    assert capsys.readouterr().err.count(f"warning: {path} was removed or replaced") == 1
+
+
+def test_options_that_can_have_no_effect_are_refused(tmp_path: Path) -> None:
+    class Set:
+        digest, samples = "d", [None]
+
+    data: Any = Data(train=Set(), validation=None, steps=[None] * 9, validation_steps=[])  # type: ignore[arg-type,list-item]
+    config = TrainConfig(demo=True, osft=True)
+    state = State(
+        step=3, tokens=1, world=1, ranks={}, data="d", kinds=("step",), best=None, config=config.to_dict()
+    )  # fmt: skip
+    assert resume.check(state, config, data, world=1) == []
+    for values, message in (
+        (
+            {"osft_unfreeze_rank_ratio": 0.5},
+            "osft-unfreeze-rank-ratio 0.5 has no effect on the checkpoint of step 3, .* with 0.25; give",
+        ),
+        ({"osft_ranks": "adaptive"}, "osft-ranks adaptive has no effect"),
+        (
+            {"osft_rank_pattern": ("mlp=0.5",)},
+            "osft-rank-pattern mlp=0.5 has no effect .* with none; .*--osft-redecompose",
+        ),
+        ({"osft_target_patterns": ("q", "k")}, "osft-target-patterns q,k has no effect"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            resume.check(state, dataclasses.replace(config, **values), data, world=1)  # type: ignore[arg-type]
+    assert resume.check(state, dataclasses.replace(config, osft_upcast_dtype="float64"), data, world=1) == [
+        "osft-upcast-dtype has no effect: the factors are those of the checkpoint"
+    ]
+    other = dataclasses.replace(data, validation=Set())
+    assert "another validation set" in resume.check(state, config, other, world=1)[0]
+    Set.digest = "e"
+    with pytest.raises(ValueError, match="was trained on other samples"):
+        resume.check(state, config, data, world=1)
+
+
+def test_options_of_another_method_are_not_looked_at() -> None:
+    class Set:
+        digest, samples = "d", [None]
+
+    data: Any = Data(train=Set(), validation=None, steps=[None] * 9, validation_steps=[])  # type: ignore[arg-type,list-item]
+    config = TrainConfig(demo=True)
+    state = State(
+        step=3, tokens=1, world=1, ranks={}, data="d", kinds=("step",), best=None, config=config.to_dict()
+    )  # fmt: skip
+    assert resume.check(state, dataclasses.replace(config, osft_ranks="adaptive"), data, world=1) == []

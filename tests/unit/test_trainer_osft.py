@@ -8,7 +8,9 @@ import pytest
 import torch
 from torch import nn
 
+from cftdiag.recipe.blocks import find_blocks
 from trainer.osft import surgery
+from trainer.osft.coverage import coverage
 from trainer.osft.frozen import Frozen
 from trainer.osft.leak import leak, update_leak
 from trainer.osft.linear import OSFTLinear, compose, decompose
@@ -173,3 +175,135 @@ def test_adaptive_ranks_keep_the_mean_and_follow_importance() -> None:
         "layers.1.q": 0.1,
         "layers.10.q": 0.2,
     }
+
+
+FAMILIES = (
+    *(
+        "qwen3_moe",
+        "mixtral",
+        "gpt_oss",
+        "olmoe",
+        "granitemoe",
+        "glm4_moe",
+        "deepseek_v2",
+        "lfm2",
+        "gptj",
+        "gpt_neo",
+    ),
+    *(
+        "codegen",
+        "nemotron_h",
+        "qwen3_5_text",
+        "mpt",
+        "jetmoe",
+        "llama4_text",
+        "qwen3",
+        "phi3",
+        "gpt2",
+        "falcon_h1",
+    ),
+)
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_nearly_all_of_the_blocks_is_covered_in_every_family(model_type: str) -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.for_model(model_type)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    targets = surgery.plan(model, 0.25)
+    found = coverage(model, dict(find_blocks(model)), targets)
+    assert found.share > 0.98, found.lines()
+    everything = sum(p.numel() for p in model.parameters())
+    assert found.covered + sum(found.inside.values()) + sum(found.outside.values()) == everything
+    assert not any("router" in t.name or t.name.endswith(".gate") for t in targets)
+
+
+def test_what_is_not_covered_is_said() -> None:
+    model = _tiny("qwen3")
+    blocks = list(dict(find_blocks(model)))
+    targets = surgery.plan(model, 0.25, ("q_proj", "up_proj"))
+    before = coverage(model, blocks, targets)
+    surgery.split_and_decompose(model, targets)
+    found = coverage(model, blocks, targets)
+    assert found == before, "the same of the factored model"
+    assert found.covered == 2 * (16 * 16 + 16 * 24)
+    first, outside, warning = found.lines()
+    assert first.startswith(
+        f"OSFT covers {found.share:.1%} of the parameters in the blocks; trained in full there: "
+    )
+    assert (
+        "mlp.down_proj.weight" in first and "embed_tokens.weight" in outside and "lm_head.weight" in outside
+    )
+    assert warning.startswith("warning: OSFT protects only") and "--osft-target-patterns" in warning
+    assert len(coverage(_tiny("qwen3"), blocks, surgery.plan(_tiny("qwen3"), 0.25)).lines()) == 2
+
+
+def test_every_pattern_must_match() -> None:
+    with pytest.raises(
+        ValueError, match="matches upp_proj; give target patterns out of: down_proj, gate_proj"
+    ):
+        surgery.plan(_tiny("qwen3"), 0.25, ("q_proj", "upp_proj"))
+    moe = _tiny("qwen3_moe", **MOE)
+    assert {t.name.rpartition(".")[2] for t in surgery.plan(moe, 0.25, ("down_proj",))} == {"down_proj"}
+    assert not surgery.plan(moe, 0.25, ("q_proj",))[0].experts
+
+
+def test_ratios_by_pattern() -> None:
+    targets = surgery.plan(_tiny("qwen3"), 0.25, (), ("mlp=0.5", "layers.1.mlp=0", "up_proj=1"))
+    high = {t.name.removeprefix("model.layers."): t.high for t in targets}
+    assert (high["0.self_attn.q_proj"], high["0.mlp.gate_proj"], high["1.mlp.gate_proj"]) == (12, 8, 16)
+    assert high["0.mlp.up_proj"] == high["1.mlp.up_proj"] == 0, "the last that fits counts"
+    with pytest.raises(ValueError, match="no target's name contains 'mpl'"):
+        surgery.plan(_tiny("qwen3"), 0.25, (), ("mpl=0.5",))
+    for text in ("mlp", "mlp=", "mlp=x", "=0.5", "mlp=1.5", "mlp=nan"):
+        with pytest.raises(ValueError, match="PATTERN=RATIO"):
+            surgery.plan(_tiny("qwen3"), 0.25, (), (text,))
+
+
+MOE = {"moe_intermediate_size": 12, "num_experts": 3, "num_experts_per_tok": 2, "num_local_experts": 3}
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_moe", "gpt_oss", "mixtral", "granitemoe"])
+def test_a_split_moe_computes_the_same_trains_and_comes_back(model_type: str) -> None:
+    model = _tiny(model_type, **MOE)
+    model.set_experts_implementation("eager")  # torch's grouped product takes no float64
+    ids = torch.randint(0, 48, (1, 9), generator=torch.Generator().manual_seed(0))
+    before = model(ids).logits
+    plain = {name: p.detach().clone() for name, p in model.named_parameters()}
+    targets = surgery.plan(model, 0.25)
+    experts = [t for t in targets if t.experts]
+    assert len(experts) == 4 and all(t.experts == 3 for t in experts)
+    surgery.split_and_decompose(model, targets, upcast=F64)
+    assert torch.allclose(model(ids).logits, before, atol=1e-10)
+    assert not any(name in dict(model.named_parameters()) for name in (t.source for t in targets))
+    kinds = {type(model.get_submodule(t.name.rpartition(".")[0])) for t in experts}
+    assert len(kinds) == 1, "layers share a class, and so a graph"
+
+    frozen = Frozen.of(model, cap_bytes=300)
+    assert frozen is not None and len(frozen.experts) == 4
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
+    for _ in range(5):
+        model(ids).logits.square().sum().backward()
+        project_gradients(frozen)
+        optimizer.step()
+        optimizer.zero_grad()
+        project_parameters(frozen)
+    assert leak(frozen) < 1e-12
+    layer = frozen.experts[0]
+    after = compose(dict(layer.named_parameters()), upcast=F64)
+    old = plain[experts[0].name]
+    for e in range(3):
+        if not torch.equal(after[e], old[e]):
+            assert update_leak(old[e], after[e], layer.U_high[e], layer.V_high[e]) < 1e-10
+    assert not torch.allclose(after, old)
+    with torch.no_grad():
+        noise = layer.U_high[2] @ torch.randn(layer.U_high.shape[2], layer.U_low.shape[2], dtype=F64)
+        layer.U_low[2] += 0.01 * layer.U_low.norm() / noise.norm() * noise
+    assert leak(frozen).item() == pytest.approx(0.01, rel=1e-2), "of one expert"
+
+    trained = model(ids).logits
+    assert len(surgery.restore(model, upcast=F64)) == len(targets)
+    assert torch.allclose(model(ids).logits, trained, atol=1e-10)
+    assert {name for name, _ in model.named_parameters()} == set(plain)

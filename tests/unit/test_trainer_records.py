@@ -16,7 +16,8 @@ GOOD = {"input_ids": [1, 2, 3, 4], "labels": [IGNORE, IGNORE, 3, 4]}
 
 
 def _write(path: Path, *lines: Any) -> Path:
-    path.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines))
+    texts = (line if isinstance(line, str | bytes) else json.dumps(line) for line in lines)
+    path.write_bytes(b"".join((text.encode() if isinstance(text, str) else text) + b"\n" for text in texts))
     return path
 
 
@@ -29,8 +30,11 @@ def _read(path: Path, tokenizer: Any = None, **options: Any) -> Records:
     [
         ("{", "not JSON"),
         ([1], "a record is a JSON object, not list"),
-        ({"text": "x"}, "neither `messages` nor `input_ids`; its keys are text"),
-        ({"input_ids": [1, 2]}, "`input_ids` without `labels`"),
+        ({"words": "x"}, "neither `messages`, .* nor `input_ids`; its keys are words"),
+        ({"text": "x"}, "`text` needs a tokenizer"),
+        ({"prompt": "x", "completion": "y"}, "`prompt` needs a tokenizer"),
+        (b'{"text": "\xff"}', "not UTF-8: byte 0xff at 10"),
+        ("[" * 100_000, "nested too deeply"),
         ({"input_ids": [1, 2], "labels": [1]}, "2 input_ids but 1 labels"),
         ({"input_ids": "12", "labels": [1]}, "`input_ids` must be a list of integers"),
         ({"input_ids": [1.0], "labels": [1]}, "`input_ids` must be a list of integers"),
@@ -50,7 +54,9 @@ def test_a_bad_record_is_named_by_its_line(tmp_path: Path, bad: Any, message: st
     told: list[str] = []
     records = _read(path, bad_records="skip", report=told.append)
     assert [s.line for s in records.samples] == [1, 4]
-    assert len(told) == 1 and ":3: skipped" in told[0]
+    assert len(told) == 1 and ":3: skipped" in told[0] and "\n" not in told[0]
+    with pytest.raises(ValueError, match=r"d\.jsonl:3: "):
+        _read(path, streaming=True)
 
 
 def test_missing_and_empty_files(tmp_path: Path) -> None:
@@ -86,24 +92,6 @@ def test_streaming_reads_the_same(tmp_path: Path) -> None:
     assert [memory[i] for i in range(3)] == [stream[i] for i in range(3)]
 
 
-class _Chat:
-    """A tokenizer of one token a character, with or without generation marks."""
-
-    def __init__(self, template: str, rewrite: bool = False) -> None:
-        self.chat_template = template
-        self._rewrite = rewrite
-
-    def apply_chat_template(
-        self, messages: list[dict[str, str]], add_generation_prompt: bool = False, **_: Any
-    ) -> dict[str, Any]:
-        text = "".join(f"<{m['role'][0]}>{m['content']};" for m in messages) + (
-            "<a>" if add_generation_prompt else ""
-        )
-        if self._rewrite:
-            text = f"{len(messages)}" + text
-        return {"input_ids": [ord(c) for c in text]}
-
-
 _TALK = {
     "messages": [
         {"role": "user", "content": "hi"},
@@ -113,24 +101,121 @@ _TALK = {
 }
 
 
-def test_only_the_assistant_is_learned_without_generation_marks(tmp_path: Path) -> None:
-    tokens = _read(_write(tmp_path / "d.jsonl", _TALK), _Chat("x"), vocabulary=200, capacity=64)[0]
-    assert "".join(chr(v) for v in tokens.labels if v != IGNORE) == "yo;"
-    assert [i for i, v in zip(tokens.input_ids, tokens.labels, strict=True) if v != IGNORE] == [
-        v for v in tokens.labels if v != IGNORE
-    ]
+def _learned(record: Any, tmp_path: Path, **options: Any) -> str:
+    from trainer import demo
+
+    tokenizer = demo.tokenizer()
+    options = {"vocabulary": 272, "capacity": 64, **options}
+    records = _read(_write(tmp_path / "d.jsonl", record), tokenizer, **options)
+    assert len(records) == 1
+    return str(tokenizer.decode([v for v in records[0].labels if v != IGNORE]))
 
 
-def test_a_template_that_rewrites_earlier_turns_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="rewrites earlier turns"):
-        _read(_write(tmp_path / "d.jsonl", _TALK), _Chat("x", rewrite=True), vocabulary=200)
+@pytest.mark.parametrize(
+    ("record", "train_on", "text"),
+    [
+        (_TALK, None, "yo<|end|>"),
+        (_TALK, "all", "<|user|>hi<|end|><|assistant|>yo<|end|><|user|>?<|end|>"),
+        ({"text": "salve"}, None, "salve<|end|>"),
+        ({"text": "salve<|end|>"}, None, "salve<|end|>"),
+        ({"prompt": "ave ", "completion": "Caesar"}, None, "Caesar<|end|>"),
+        ({"prompt": "ave ", "completion": "Caesar"}, "all", "ave Caesar<|end|>"),
+        (
+            {"prompt": _TALK["messages"], "completion": [{"role": "assistant", "content": "ok"}]},
+            None,
+            "ok<|end|>",
+        ),
+        (
+            {"prompt": _TALK["messages"], "completion": [{"role": "assistant", "content": "ok"}]},
+            "assistant",
+            "yo<|end|>ok<|end|>",
+        ),
+        ({"input_ids": [4, 5, 6]}, None, '!"#'),
+    ],
+)
+def test_what_is_learned_of_each_kind_of_row(
+    tmp_path: Path, record: Any, train_on: str | None, text: str
+) -> None:
+    assert _learned(record, tmp_path, train_on=train_on) == text
+
+
+@pytest.mark.parametrize(
+    ("record", "train_on", "message"),
+    [
+        ({"text": "x"}, "assistant", "`text` has no part that could be told; leave out --train-on assistant"),
+        ({"input_ids": [4, 5]}, "completion", "`input_ids` without `labels` has no part"),
+        ({"prompt": "a", "completion": "b"}, "assistant", "in which nobody speaks"),
+        ({"prompt": "a"}, None, "`prompt` without `completion`"),
+        ({"prompt": "a", "completion": 3}, None, "`completion` must be a text, not int"),
+        ({"text": "\ud800"}, None, "a lone surrogate \\(U\\+D800\\) is no text"),
+        ({"messages": [{"role": "user", "content": "\udfff"}]}, None, "a lone surrogate"),
+        ({**_TALK, "tools": "x"}, None, "`tools` must be a list"),
+        ({**_TALK, "chat_template_kwargs": 1}, None, "`chat_template_kwargs` must be an object"),
+        ({"messages": [{"role": "user", "content": None}]}, None, "message 0 must be an object"),
+    ],
+)
+def test_rows_that_cannot_be_learned_are_one_line(
+    tmp_path: Path, record: Any, train_on: str | None, message: str
+) -> None:
+    with pytest.raises(ValueError, match=f"d.jsonl:1: .*{message}") as caught:
+        _learned(record, tmp_path, train_on=train_on)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_long_text_becomes_several_samples(tmp_path: Path) -> None:
+    from trainer import demo
+
+    path = _write(tmp_path / "d.jsonl", {"text": "abcdefghij" * 4}, {"text": "xy"})
+    for streaming in (False, True):
+        records = _read(path, demo.tokenizer(), vocabulary=272, over_long="split", streaming=streaming)
+        assert [s.length for s in records.samples] == [16, 16, 9, 3]
+        assert [s.line for s in records.samples] == [1, 1, 1, 2]
+        text = demo.tokenizer().decode([t for i in range(3) for t in records[i].input_ids])
+        assert text == "abcdefghij" * 4 + "<|end|>"
+
+
+def test_changed_contents_of_equal_length_are_another_digest(tmp_path: Path) -> None:
+    path = _write(tmp_path / "d.jsonl", GOOD)
+    first, again = _read(path), _read(path, streaming=True)
+    assert first.digest == again.digest
+    _write(path, {**GOOD, "input_ids": [1, 2, 3, 5]})
+    assert _read(path).digest != first.digest
+    _write(path, {**GOOD, "labels": [IGNORE, IGNORE, 3, 5]})
+    assert _read(path).digest != first.digest
+    with pytest.raises(ValueError, match=r"d\.jsonl:1: changed while it was trained on"):
+        _write(path, {"input_ids": [1], "labels": [1]})
+        again[0]
+
+
+def test_a_directory_of_datasets_is_read(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    rows = [_TALK, {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "bc"}]}]
+    saved = datasets.Dataset.from_list([*rows])
+    saved.save_to_disk(str(tmp_path / "one"))
+    datasets.DatasetDict(train=saved, test=saved).save_to_disk(str(tmp_path / "two"))
+    from trainer import demo
+
+    file = _write(tmp_path / "d.jsonl", *rows)
+    options = {"vocabulary": 272, "capacity": 64}
+    lines = _read(file, demo.tokenizer(), **options)
+    for streaming in (False, True):
+        ours = _read(tmp_path / "one", demo.tokenizer(), streaming=streaming, **options)
+        assert [ours[i] for i in range(2)] == [lines[i] for i in range(2)] and ours.digest == lines.digest
+    assert len(_read(tmp_path / "two" / "test", demo.tokenizer(), **options)) == 2
+    with pytest.raises(ValueError, match=r"holds several sets; give one of them: .*two/train"):
+        _read(tmp_path / "two", demo.tokenizer(), **options)
+    with pytest.raises(ValueError, match="is a directory, and none that `datasets` saved"):
+        _read(tmp_path, demo.tokenizer(), **options)
+    (tmp_path / "one" / "data-00000-of-00001.arrow").write_bytes(b"x")
+    with pytest.raises(ValueError, match=r"cannot read .*one"):
+        _read(tmp_path / "one", demo.tokenizer(), **options)
 
 
 def test_malformed_messages(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="message 0 must be an object with a text `role`"):
-        _read(_write(tmp_path / "d.jsonl", {"messages": [{"role": "user", "content": 3}]}), _Chat("x"))
-    with pytest.raises(ValueError, match="has no chat template"):
-        _read(_write(tmp_path / "d.jsonl", _TALK), _Chat(""))
+        _learned({"messages": [{"role": "user", "content": 3}]}, tmp_path)
+    with pytest.raises(ValueError, match="`messages` must be a list"):
+        _learned({"messages": []}, tmp_path)
 
 
 def test_the_demo_learns_what_the_assistant_says(tmp_path: Path) -> None:

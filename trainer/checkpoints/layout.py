@@ -5,15 +5,17 @@ one. No torch.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 STATE = "state.json"
-SCHEMA = "trainer.checkpoint/1"
+SCHEMA = "trainer.checkpoint/2"
+SUM = "sha256"
 PARTIAL = ".partial"
 """Suffix of what is being written or removed; left over only by a crash."""
 HF = "hf"
@@ -40,11 +42,13 @@ class State:
     ranks: dict[str, int]
     """Frozen directions of each OSFT target, so that resuming decomposes nothing again."""
     data: str
-    """Fingerprint of the samples and their order (:func:`trainer.data.fingerprint`)."""
+    """Digest of the training samples (:attr:`trainer.records.Records.digest`)."""
     kinds: tuple[str, ...]
     """Why it was written: ``step``, ``epoch``, ``best``, ``signal``, ``end``."""
     best: Best | None
     config: dict[str, Any]
+    validation: str | None = None
+    """Digest of the validation set."""
 
 
 def step_path(directory: Path, step: int) -> Path:
@@ -64,16 +68,16 @@ def read_state(path: Path) -> State:
         )
     if not (path / STATE).exists() and (inside := _entries(path) or _entries(path / "checkpoints")):
         raise ValueError(f"{path} holds checkpoints but is none; give one of them, such as {inside[-1]}")
+    values = _read_values(path)
     try:
-        values = json.loads((path / STATE).read_text(encoding="utf-8"))
-        if values.pop("schema") != SCHEMA:
-            raise ValueError("it has another format")
-        files = dict(values.pop("files"))
-        best = values.pop("best")
-        state = State(**{**values, "kinds": tuple(values["kinds"]), "best": Best(**best) if best else None})
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ValueError(f"{path} is not a checkpoint of this trainer: {error}") from error
-    for name, size in files.items():
+        best = values["best"]
+        fields = {field.name: values[field.name] for field in dataclasses.fields(State)}
+        fields |= {"kinds": tuple(values["kinds"]), "best": Best(**best) if best else None}
+        state = State(**fields)
+        sizes = {name: file["bytes"] for name, file in values["files"].items()}
+    except (TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"{path} is not a checkpoint of this trainer: it lacks {error}") from error
+    for name, size in sizes.items():
         file = path / name
         found = file.stat().st_size if file.exists() else None
         if found != size:
@@ -83,24 +87,79 @@ def read_state(path: Path) -> State:
     return state
 
 
-def resolve(resume: str, directory: Path, say: Callable[[str], None] = lambda _: None) -> Path | None:
-    """The checkpoint that ``resume`` names; ``auto`` is the newest whole one, None when there is none yet.
+def _read_values(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads((path / STATE).read_text(encoding="utf-8"))
+        schema = values.pop("schema")
+        if schema != SCHEMA:
+            raise ValueError(f"its format is {schema}, not {SCHEMA}")
+        wanted = values.pop(SUM)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"{path} is not a checkpoint of this trainer: {error}") from error
+    if _sum_of_values(values) != wanted:
+        raise ValueError(f"{path} is damaged: {STATE} is not what was written")
+    return values
 
-    Raises ``ValueError`` for a path that is no whole checkpoint. ``say`` is told of newer ones that are
-    passed over.
+
+def damage(path: Path, part: int = 0, parts: int = 1) -> str | None:
+    """What is wrong with the contents of a checkpoint's files, None when each is what was written; looks at
+    every ``parts``-th file, from number ``part`` on, so that ranks share the reading.
     """
-    if resume != "auto":
-        path = Path(resume).resolve()
-        read_state(path)
-        return path
-    for path in reversed(_entries(directory)):
-        try:
-            read_state(path)
-        except ValueError as error:
-            say(f"passed over: {error}")
-        else:
-            return path
+    try:
+        files = _read_values(path)["files"]
+        # The largest first: shared evenly.
+        order = sorted(files, key=lambda name: (-files[name]["bytes"], name))
+        for name in order[part::parts]:
+            if sum_of(path / name) != files[name][SUM]:
+                return f"{path} is damaged: the contents of {name} are not what was written"
+    except (OSError, ValueError) as error:
+        return str(error)
     return None
+
+
+def sum_of(path: Path) -> str:
+    """Checksum of a file. Raises ``OSError`` naming it."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, SUM).hexdigest()
+
+
+def _sum_of_values(values: Mapping[str, Any]) -> str:
+    return hashlib.new(SUM, json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+def candidates(resume: str, directory: Path) -> list[Path]:
+    """What ``resume`` may mean, the first that is whole is taken: a path, or with ``auto`` all of
+    ``directory``, the newest first.
+    """
+    return [Path(resume).resolve()] if resume != "auto" else list(reversed(_entries(directory)))
+
+
+def first_whole(
+    paths: Sequence[Path],
+    say: Callable[[str], None] | None,
+    problem: Callable[[Path], str | None] | None = None,
+) -> Path | None:
+    """The first of ``paths`` with which nothing is wrong, None when there is none. ``say`` is told of those
+    that are passed over; without it the first problem is raised as ``ValueError``. ``problem`` says what is
+    wrong with one.
+    """
+    for path in paths:
+        text = (problem or problem_of)(path)
+        if text is None:
+            return path
+        if say is None:
+            raise ValueError(text)
+        say(f"passed over: {text}")
+    return None
+
+
+def problem_of(path: Path) -> str | None:
+    """What is wrong with a checkpoint and its contents, None when it is whole."""
+    try:
+        read_state(path)
+    except (ValueError, OSError) as error:
+        return str(error)
+    return damage(path)
 
 
 def prepare(directory: Path, resumed: Path | None, step: int) -> list[str]:
@@ -132,23 +191,26 @@ def prepare(directory: Path, resumed: Path | None, step: int) -> list[str]:
     return told
 
 
-def commit(partial: Path, state: State, *, keep: int) -> Path:
+def commit(partial: Path, state: State, *, keep: int, sums: Mapping[str, str] | None = None) -> Path:
     """Give a finished ``step-N.partial`` its final name, point ``last`` and ``best`` to what they are now,
     and remove what is not kept.
 
-    All files are on disk before the name is. One process calls it, after all ranks have written.
+    ``sums`` are the checksums of files that are known already. All files are on disk before the name is. One
+    process calls it, after all ranks have written.
     """
+    sums = sums or {}
     directory, final = partial.parent, partial.with_name(partial.name.removesuffix(PARTIAL))
-    files = {
-        str(file.relative_to(partial)): file.stat().st_size
-        for file in sorted(partial.rglob("*"))
-        if file.is_file()
-    }
-    values = {"schema": SCHEMA, **dataclasses.asdict(state), "files": files}
-    with open(partial / STATE, "w", encoding="utf-8") as file:
-        json.dump(values, file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
+    files = {}
+    for file in sorted(partial.rglob("*")):
+        if file.is_file() and file != partial / STATE:
+            name = file.relative_to(partial).as_posix()
+            files[name] = {"bytes": file.stat().st_size, SUM: sums.get(name) or sum_of(file)}
+    # As they are read: tuples become lists.
+    values = json.loads(json.dumps({**dataclasses.asdict(state), "files": files}))
+    with open(partial / STATE, "w", encoding="utf-8") as out:
+        json.dump({"schema": SCHEMA, SUM: _sum_of_values(values), **values}, out, indent=1)
+        out.flush()
+        os.fsync(out.fileno())
     for folder in (partial / HF, partial):
         _sync(folder)
     if final.exists():

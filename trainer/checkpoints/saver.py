@@ -16,7 +16,7 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
-from trainer.checkpoints.layout import PARTIAL, State, commit, copy_assets, step_path
+from trainer.checkpoints.layout import PARTIAL, State, commit, copy_assets, step_path, sum_of
 from trainer.checkpoints.tensors import RankState, encode, one_line, rank_key
 
 
@@ -49,6 +49,7 @@ class Saver:
         )
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._pending: Future[Path | None] | None = None
+        self._path = directory
 
     def __enter__(self) -> Saver:
         return self
@@ -72,6 +73,7 @@ class Saver:
             values, checkpoint_id=str(partial), process_group=self._group, async_stager=self._stager
         )
         assert isinstance(upload, Future)
+        self._path = partial
         self._pending = self._thread.submit(self._finish, upload, partial, state)
 
     def wait(self) -> None:
@@ -87,7 +89,7 @@ class Saver:
         """Raise ``ValueError`` when the last save failed."""
         if self.error is not None:
             raise ValueError(
-                f"the last checkpoint could not be written: {self.error}; earlier ones are whole"
+                f"the last checkpoint could not be written to {self.error}; earlier ones are whole"
             )
 
     def poll(self) -> None:
@@ -96,10 +98,10 @@ class Saver:
             return
         failed, done = self._pending.exception(), self._pending
         self._pending = None
-        self.error = None if failed is None else one_line(failed)
+        self.error = None if failed is None else f"{self._path}: {one_line(failed)}"
         if failed is not None:
             self._say(
-                f"warning: no checkpoint was written: {self.error}. Training goes on; earlier checkpoints are kept"
+                f"warning: no checkpoint was written to {self.error}. Training goes on; earlier checkpoints are kept"
             )
         elif (path := done.result()) is not None:
             self._say(f"checkpoint {path}")
@@ -109,11 +111,30 @@ class Saver:
         # all of them get the failure.
         try:
             upload.result()
+            sums = self._sums(partial)
             if self._rank == 0:
                 copy_assets(self._assets, partial)
-                return commit(partial, state, keep=self._keep)
+                return commit(partial, state, keep=self._keep, sums=sums)
         except BaseException:
             if self._rank == 0:
                 shutil.rmtree(partial, ignore_errors=True)
             raise
         return None
+
+    def _sums(self, partial: Path) -> dict[str, str]:
+        """Checksums of the tensors' files, each made by the rank that wrote it. Collective. Raises ``OSError`` on
+        rank 0 for a file that cannot be read.
+        """
+        mine: dict[str, str] | str
+        try:
+            mine = {file.name: sum_of(file) for file in partial.glob(f"__{self._rank}_*.distcp")}
+        except OSError as error:
+            mine = f"{error.filename}: {error.strerror or error}"
+        everyone: list[dict[str, str] | str] = [{} for _ in range(self._world)]
+        dist.all_gather_object(everyone, mine, group=self._group)
+        sums: dict[str, str] = {}
+        for rank, part in enumerate(everyone):
+            if isinstance(part, str):
+                raise OSError(f"rank {rank} cannot read what it wrote: {part}")
+            sums |= part
+        return sums

@@ -14,15 +14,16 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 
+from trainer.osft.experts import OSFTExperts
 from trainer.osft.linear import OSFTLinear
 
 # The newer name of the same collective; the older one warns where both exist.
 _all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
-Pick = Callable[[OSFTLinear], Tensor | None]
+Pick = Callable[[OSFTLinear | OSFTExperts], Tensor | None]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -34,15 +35,35 @@ class _Piece:
 
 
 class Frozen:
-    """The OSFTLinears of a model and the group that their factors are sharded over."""
+    """The factored layers of a model and the group that their factors are sharded over."""
 
-    def __init__(self, layers: Sequence[OSFTLinear], *, cap_bytes: int) -> None:
-        """``layers`` is not empty; ``cap_bytes`` bounds what one bucket gathers; a single row or column that
-        is larger is a bucket of its own.
+    def __init__(
+        self, layers: Sequence[OSFTLinear], *, cap_bytes: int, experts: Sequence[OSFTExperts] = ()
+    ) -> None:
+        """One of ``layers`` and ``experts`` is not empty; ``cap_bytes`` bounds what one bucket gathers; a single
+        row or column that is larger is a bucket of its own.
         """
-        self.layers = list(layers)
+        self.layers, self.experts = list(layers), list(experts)
         self._cap = cap_bytes
-        self._group, self._world = shard_group(self.layers[0].U_high)
+        first = self.layers[0] if self.layers else self.experts[0]
+        self._group, self._world = shard_group(first.U_high)
+
+    @classmethod
+    def of(cls, model: nn.Module, *, cap_bytes: int) -> Frozen | None:
+        """Of all factored layers in a model; None where there are none."""
+        layers = [module for module in model.modules() if isinstance(module, OSFTLinear)]
+        experts = [module for module in model.modules() if isinstance(module, OSFTExperts)]
+        return cls(layers, cap_bytes=cap_bytes, experts=experts) if layers or experts else None
+
+    def by_expert(self, layer: OSFTExperts) -> Iterator[slice]:
+        """This rank's experts of a layer, some at a time: each rank has whole ones, because their number is
+        what they are sharded on.
+        """
+        u_high, u_low = local(layer.U_high), local(layer.U_low)
+        each = max(u_high.shape[1], u_high.shape[2]) * max(u_low.shape[2], 1)
+        some = max(1, self._cap // (each * compute_dtype(u_high).itemsize))
+        for start in range(0, u_high.shape[0], some):
+            yield slice(start, start + some)
 
     def coefficients(self, pick: Pick) -> Iterator[tuple[OSFTLinear, slice, Tensor]]:
         """``(layer, columns, U_high^T X[:, columns])`` for the U-shaped ``X = pick(layer)``, in float32 or
@@ -52,11 +73,11 @@ class Frozen:
         for layer in self.layers:
             if pick(layer) is not None:
                 high, low = layer.U_high.shape[1], layer.U_low.shape[1]
-                pieces += _cut(layer, low, high, self._cap // _compute_dtype(layer.U_high).itemsize)
-        for bucket in self._buckets(pieces, lambda p: _compute_dtype(p.layer.U_high).itemsize):
+                pieces += _cut(layer, low, high, self._cap // compute_dtype(layer.U_high).itemsize)
+        for bucket in self._buckets(pieces, lambda p: compute_dtype(p.layer.U_high).itemsize):
             first = bucket[0].layer.U_high
             buffer = torch.empty(
-                sum(p.elements for p in bucket), dtype=_compute_dtype(first), device=local(first).device
+                sum(p.elements for p in bucket), dtype=compute_dtype(first), device=local(first).device
             )
             views = []
             for piece, flat in zip(bucket, buffer.split([p.elements for p in bucket]), strict=True):
@@ -97,7 +118,7 @@ class Frozen:
             else:
                 _all_gather(everyone.view(-1), mine, group=self._group)
             for piece, part in zip(bucket, everyone.split([p.elements for p in bucket], dim=1), strict=True):
-                yield piece.layer, part.reshape(-1, piece.layer.V_high.shape[1]).to(_compute_dtype(first))
+                yield piece.layer, part.reshape(-1, piece.layer.V_high.shape[1]).to(compute_dtype(first))
 
     def sum(self, tensor: Tensor) -> Tensor:
         """``tensor`` summed over the ranks of the shards, in place."""
@@ -142,7 +163,8 @@ def shard_group(tensor: Tensor) -> tuple[Any, int]:
     return None, 1
 
 
-def _compute_dtype(tensor: Tensor) -> torch.dtype:
+def compute_dtype(tensor: Tensor) -> torch.dtype:
+    """What projections are computed in: float32 or wider."""
     return torch.promote_types(tensor.dtype, torch.float32)
 
 

@@ -7,7 +7,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from trainer.osft.experts import OSFTExperts
 from trainer.osft.frozen import Frozen, local
+from trainer.osft.linear import OSFTLinear
 
 
 @torch.no_grad()
@@ -18,8 +20,9 @@ def leak(frozen: Frozen) -> Tensor:
     A Frobenius norm over all directions, because a leak that is spread over many directions turns no single
     column by a visible angle.
     """
-    index = {id(layer): i for i, layer in enumerate(frozen.layers)}
-    first = local(frozen.layers[0].U_high)
+    layers: list[OSFTLinear | OSFTExperts] = [*frozen.layers, *frozen.experts]
+    index = {id(layer): i for i, layer in enumerate(layers)}
+    first = local(layers[0].U_high)
     inside = torch.zeros(
         2, len(index), dtype=torch.promote_types(first.dtype, torch.float32), device=first.device
     )
@@ -29,10 +32,20 @@ def leak(frozen: Frozen) -> Tensor:
         inside[0, index[id(layer)]] += coefficients.square().sum()
     for layer, rows in frozen.directions(lambda layer: layer.V_low):
         inside[1, index[id(layer)]] += (local(layer.V_low).to(rows.dtype) @ rows.T).square().sum()
-    for layer in frozen.layers:
-        for i, factor in enumerate((layer.U_low, layer.V_low)):
-            total[i, index[id(layer)]] = local(factor).to(total.dtype).square().sum()
+    # Experts are whole on their rank: both of their sums are this rank's, and are summed apart.
+    own = torch.zeros_like(inside)
+    for experts in frozen.experts:
+        for some in frozen.by_expert(experts):
+            u, v = local(experts.U_low)[some].to(total.dtype), local(experts.V_low)[some].to(total.dtype)
+            u_high = local(experts.U_high)[some].to(total.dtype)
+            v_high = local(experts.V_high)[some].to(total.dtype)
+            own[0, index[id(experts)]] += (u_high.mT @ u).square().sum()
+            own[1, index[id(experts)]] += (v @ v_high.mT).square().sum()
+    for each in layers:
+        for i, factor in enumerate((each.U_low, each.V_low)):
+            total[i, index[id(each)]] = local(factor).to(total.dtype).square().sum()
     frozen.sum(inside[1])
+    inside += frozen.sum(own)
     frozen.sum(total)
     return (inside / total.clamp_min(torch.finfo(total.dtype).tiny)).max().sqrt()
 

@@ -42,28 +42,35 @@ class OSFTLinear(nn.Module):
                 self.register_parameter(f"{factor}_{name}", nn.Parameter(value, requires_grad=trained))
         self.bias = nn.Parameter(torch.empty(out_features, dtype=dtype, device=device)) if bias else None
 
+    @property
+    def weight(self) -> Tensor:
+        """The dense weight, for code that reads it instead of calling the module (fused kernels of Mamba)."""
+        high = (self.U_high * self.S_high) @ self.V_high
+        return high + (self.U_low * self.S_low) @ self.V_low
+
     def forward(self, x: Tensor) -> Tensor:
         low = F.linear(F.linear(x, self.V_low) * self.S_low, self.U_low, self.bias)
         return F.linear(F.linear(x, self.V_high) * self.S_high, self.U_high) + low
 
 
 def decompose(weight: Tensor, high: int, *, upcast: torch.dtype) -> dict[str, Tensor]:
-    """Thin SVD of an out x in weight in ``upcast``, as the six factors in the weight's dtype; ``high``
-    directions go to the high ones.
+    """Thin SVD of an out x in weight (or of a stack of them) in ``upcast``, as the six factors in the weight's
+    dtype; ``high`` directions go to the high ones.
     """
     u, s, v = torch.linalg.svd(weight.to(upcast), full_matrices=False)
     parts = {
-        "U_high": u[:, :high],
-        "S_high": s[:high],
-        "V_high": v[:high],
-        "U_low": u[:, high:],
-        "S_low": s[high:],
-        "V_low": v[high:],
+        "U_high": u[..., :high],
+        "S_high": s[..., :high],
+        "V_high": v[..., :high, :],
+        "U_low": u[..., high:],
+        "S_low": s[..., high:],
+        "V_low": v[..., high:, :],
     }
     return {name: part.to(weight.dtype).contiguous() for name, part in parts.items()}
 
 
 def compose(factors: dict[str, Tensor], *, upcast: torch.dtype = torch.float32) -> Tensor:
-    """The out x in weight that the six factors stand for, in ``upcast``."""
+    """The out x in weight (or the stack of them) that the six factors stand for, in ``upcast``."""
     f = {name: tensor.to(upcast) for name, tensor in factors.items() if name in FACTORS}
-    return (f["U_high"] * f["S_high"]) @ f["V_high"] + (f["U_low"] * f["S_low"]) @ f["V_low"]
+    high = (f["U_high"] * f["S_high"].unsqueeze(-2)) @ f["V_high"]
+    return high + (f["U_low"] * f["S_low"].unsqueeze(-2)) @ f["V_low"]

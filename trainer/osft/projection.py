@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import torch
 
-from trainer.osft.frozen import Frozen, Pick, local
+from trainer.osft.frozen import Frozen, Pick, compute_dtype, local
 
 
 def project_gradients(frozen: Frozen) -> None:
@@ -36,3 +36,14 @@ def _project(frozen: Frozen, pick_u: Pick, pick_v: Pick) -> None:
         assert x is not None
         part = local(x)
         part.sub_(((part.to(rows.dtype) @ rows.T) @ rows).to(part.dtype))
+    for experts in frozen.experts:
+        u, v = pick_u(experts), pick_v(experts)
+        for some in frozen.by_expert(experts):
+            if u is not None:
+                high, x = local(experts.U_high)[some], local(u)[some]
+                wide = high.to(compute_dtype(high))
+                x.sub_((wide @ (wide.mT @ x.to(wide.dtype))).to(x.dtype))
+            if v is not None:
+                rows, x = local(experts.V_high)[some], local(v)[some]
+                wide = rows.to(compute_dtype(rows))
+                x.sub_(((x.to(wide.dtype) @ wide.mT) @ wide).to(x.dtype))

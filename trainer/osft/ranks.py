@@ -60,3 +60,20 @@ def by_target(names: Sequence[str], blocks: Sequence[str], ratios: Sequence[floa
         name: next(ratio for block, ratio in by_block.items() if name.startswith(block + "."))
         for name in names
     }
+
+
+def ratio_patterns(texts: Sequence[str]) -> dict[str, float]:
+    """``PATTERN=RATIO`` as a mapping, in order. Raises ``ValueError`` for what is none."""
+    found = {}
+    for text in texts:
+        pattern, equals, ratio = text.rpartition("=")
+        try:
+            value = float(ratio)
+        except ValueError:
+            value = math.nan
+        if not (equals and pattern and 0 <= value <= 1):
+            raise ValueError(
+                f"osft-rank-pattern is PATTERN=RATIO with a share between 0 and 1, such as mlp=0.5, not {text!r}"
+            )
+        found[pattern] = value
+    return found

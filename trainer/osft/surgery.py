@@ -9,9 +9,10 @@ import torch
 from torch import nn
 
 from cftdiag.recipe.blocks import set_module
+from trainer.osft.experts import SUFFIX, OSFTExperts, install, uninstall
 from trainer.osft.linear import OSFTLinear, compose, decompose
-from trainer.osft.ranks import high_rank
-from trainer.targets import find_targets, is_conv1d
+from trainer.osft.ranks import high_rank, ratio_patterns
+from trainer.targets import find_expert_targets, find_targets, is_conv1d
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,6 +28,25 @@ class Target:
     """Frozen directions; 0: plain trainable Linear, min(rows, columns): frozen Linear."""
     transposed: bool
     """Stored in x out (Conv1D)."""
+    experts: int = 0
+    """Number of such weights in one parameter, each decomposed by itself; 0 for a Linear."""
+
+    @property
+    def holder(self) -> str:
+        """Name of the module that holds the factors of a split target."""
+        return self.name + SUFFIX if self.experts else self.name
+
+    @property
+    def source(self) -> str:
+        """Name of the plain model's parameter."""
+        return self.name if self.experts else f"{self.name}.weight"
+
+    @property
+    def stored(self) -> tuple[int, ...]:
+        """Shape of the plain model's parameter."""
+        if self.experts:
+            return (self.experts, self.rows, self.columns)
+        return (self.columns, self.rows) if self.transposed else (self.rows, self.columns)
 
     @property
     def kind(self) -> str:
@@ -42,28 +62,37 @@ class Target:
     @property
     def cost(self) -> int:
         """Relative cost of the decomposition."""
-        return self.rows * self.columns * min(self.rows, self.columns)
+        return max(self.experts, 1) * self.rows * self.columns * min(self.rows, self.columns)
 
 
 def plan(
-    model: nn.Module, unfreeze: float | Mapping[str, float], patterns: tuple[str, ...] = ()
+    model: nn.Module,
+    unfreeze: float | Mapping[str, float],
+    patterns: tuple[str, ...] = (),
+    overrides: tuple[str, ...] = (),
 ) -> list[Target]:
-    """What becomes of each target at an unfreeze ratio, one for all or by name. Raises ``ValueError`` when
-    nothing matches.
+    """What becomes of each target at an unfreeze ratio, one for all or by name. ``overrides`` are
+    ``PATTERN=RATIO`` for the targets whose name contains the pattern; the last that fits counts. Raises
+    ``ValueError`` when nothing matches.
     """
-    targets = []
+    shapes: list[tuple[str, tuple[int, int], bool, int]] = []
     for name, module in find_targets(model, patterns).items():
         transposed = is_conv1d(module)
         rows, columns = module.weight.shape[::-1] if transposed else module.weight.shape
+        shapes.append((name, (rows, columns), transposed, 0))
+    for name, weight in find_expert_targets(model, patterns).items():
+        shapes.append((name, (weight.shape[1], weight.shape[2]), False, weight.shape[0]))
+    own = ratio_patterns(overrides)
+    for pattern in own:
+        if not any(pattern in name for name, *_ in shapes):
+            raise ValueError(f"osft-rank-pattern: no target's name contains {pattern!r}")
+    targets = []
+    for name, (rows, columns), transposed, experts in shapes:
         ratio = unfreeze if isinstance(unfreeze, (int, float)) else unfreeze[name]
+        ratio = next((value for pattern, value in reversed(own.items()) if pattern in name), ratio)
+        high = high_rank(rows, columns, ratio)
         targets.append(
-            Target(
-                name=name,
-                rows=rows,
-                columns=columns,
-                high=high_rank(rows, columns, ratio),
-                transposed=transposed,
-            )
+            Target(name=name, rows=rows, columns=columns, high=high, transposed=transposed, experts=experts)
         )
     return targets
 
@@ -73,11 +102,22 @@ def split(model: nn.Module, targets: list[Target]) -> None:
     rule).
     """
     for target in targets:
-        linear = model.get_submodule(target.name)
+        weight = model.get_parameter(target.source)
         if target.kind == "frozen":
-            linear.weight.requires_grad_(False)
+            weight.requires_grad_(False)
+        elif target.kind == "split" and target.experts:
+            owner, _, own = target.name.rpartition(".")
+            factors = OSFTExperts(
+                target.experts,
+                target.rows,
+                target.columns,
+                high=target.high,
+                dtype=weight.dtype,
+                device=weight.device,
+            )
+            install(model.get_submodule(owner), own, factors)
         elif target.kind == "split":
-            weight = linear.weight
+            linear = model.get_submodule(target.name)
             layer = OSFTLinear(
                 target.columns,
                 target.rows,
@@ -93,29 +133,36 @@ def split_and_decompose(
     model: nn.Module, targets: list[Target], *, upcast: torch.dtype = torch.float32
 ) -> None:
     """:func:`split` of a model that has its weights, in one process: decomposes each target."""
-    dense = {t.name: model.get_submodule(t.name) for t in targets if t.kind == "split"}
+    dense = {t.name: model.get_parameter(t.source).detach() for t in targets if t.kind == "split"}
+    biases = {
+        t.name: model.get_submodule(t.name).bias for t in targets if t.kind == "split" and not t.experts
+    }
     split(model, targets)
     with torch.no_grad():
         for target in targets:
-            if target.name in dense:
-                old, new = dense[target.name], model.get_submodule(target.name)
-                weight = old.weight.detach()
-                for factor, value in decompose(
-                    weight.T if target.transposed else weight, target.high, upcast=upcast
-                ).items():
-                    getattr(new, factor).copy_(value)
-                if old.bias is not None:
-                    new.bias.copy_(old.bias)
+            if target.name not in dense:
+                continue
+            weight, holder = dense[target.name], model.get_submodule(target.holder)
+            for factor, value in decompose(
+                weight.T if target.transposed else weight, target.high, upcast=upcast
+            ).items():
+                holder.get_parameter(factor).copy_(value)
+            if biases.get(target.name) is not None:
+                holder.get_parameter("bias").copy_(biases[target.name])
 
 
 def restore(model: nn.Module, *, upcast: torch.dtype = torch.float32) -> list[str]:
-    """Put dense Linears back in place of every OSFTLinear; returns their names.
+    """Put dense weights back in place of all factors; returns their names.
 
     Needed before a second decomposition: a split target has another name and would not be found. A Conv1D
     comes back as a Linear of the same function. Frozen targets become trainable again.
     """
     names = [name for name, module in model.named_modules() if isinstance(module, OSFTLinear)]
+    experts = [n.removesuffix(SUFFIX) for n, m in model.named_modules() if isinstance(m, OSFTExperts)]
     with torch.no_grad():
+        for name in reversed(experts):
+            owner, _, own = name.rpartition(".")
+            uninstall(model.get_submodule(owner), own, upcast=upcast)
         for name in names:
             layer = model.get_submodule(name)
             rows, columns = layer.U_high.shape[0], layer.V_high.shape[1]
@@ -131,4 +178,4 @@ def restore(model: nn.Module, *, upcast: torch.dtype = torch.float32) -> list[st
                 linear.bias.copy_(layer.bias)
             set_module(model, name, linear)
     model.requires_grad_(True)
-    return names
+    return names + experts

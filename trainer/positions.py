@@ -1,0 +1,73 @@
+"""Where each rank is, for the message when one of them does not come to a collective."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+
+_WIDTH = 64
+
+
+class Positions:
+    """Each rank writes a line of 64 bytes into a file of its own, again and again."""
+
+    def __init__(self, directory: Path, *, rank: int, world: int) -> None:
+        """``directory`` is seen by all ranks."""
+        self._directory, self._rank, self._world = directory, rank, world
+        self._step = 0
+        directory.mkdir(parents=True, exist_ok=True)
+        self._file = os.open(self._path(rank), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+
+    def __enter__(self) -> Positions:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        os.close(self._file)
+
+    def at(self, step: int, what: str) -> None:
+        """This rank is now in ``what`` of ``step``."""
+        self._step = step
+        with contextlib.suppress(OSError):  # a full disk costs the message, not the run
+            os.pwrite(self._file, f"{step} {what}".encode()[: _WIDTH - 1].ljust(_WIDTH - 1) + b"\n", 0)
+
+    @contextlib.contextmanager
+    def named(self) -> Iterator[None]:
+        """Turn a collective's timeout into one line that names the ranks that did not come. Raises
+        ``ValueError``.
+        """
+        try:
+            yield
+        except RuntimeError as error:
+            if not any(part in str(error).lower() for part in ("timed out", "timeout")):
+                raise
+            raise ValueError(
+                f"rank {self._rank}, step {self._step}: another rank did not come in time: {self.describe()}; "
+                "look at what it did there, or give a longer --collective-timeout"
+            ) from error
+
+    def describe(self) -> str:
+        """The ranks that are behind the others, or all where none is."""
+        found: list[tuple[int, int, str, float]] = []
+        for rank in range(self._world):
+            try:
+                step, _, what = self._path(rank).read_text().strip().partition(" ")
+                found.append((int(step), rank, what, time.time() - self._path(rank).stat().st_mtime))
+            except (OSError, ValueError):
+                found.append((-1, rank, "", 0.0))
+        newest = max(found)[0]
+        behind = [entry for entry in found if entry[0] < newest] or [e for e in found if e[1] != self._rank]
+        return ", ".join(
+            f"rank {rank} has been in step {step}, {what}, for {since:.0f} s"
+            if step >= 0
+            else f"rank {rank} has not begun"
+            for step, rank, what, since in behind
+        )
+
+    def _path(self, rank: int) -> Path:
+        return self._directory / f"rank{rank:05d}"

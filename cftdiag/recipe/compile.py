@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -79,11 +80,21 @@ _DYNAMO = {
     # twice.
     "specialize_float": True,
 }
-_INDUCTOR = {
-    # Fusion of reductions in mixed order otherwise guards on sizes (`2560*B*S < 5242880`): a recompile
-    # hundreds of steps into training.
-    "triton.mix_order_reduction_non_strict_mode": True,
-}
+#: First torch whose mix-order reduction writes through views: https://github.com/pytorch/pytorch/issues/193061
+_MIX_ORDER_RIGHT = (2, 15)
+
+
+def inductor_settings(torch_version: str) -> dict[str, Any]:
+    """Inductor's flags of a compiled run under a version of torch.
+
+    Fusion of reductions in mixed order otherwise guards on sizes (`2560*B*S < 5242880`): a recompile hundreds
+    of steps into training. Before 2.15 it drops gradients that go into views of one buffer, so it is switched
+    off there, at the cost of one more read of the data in a norm's backward; from 2.15 on it only stops asking.
+    """
+    version = tuple(int(part) for part in re.findall(r"\d+", torch_version)[:2])
+    if version < _MIX_ORDER_RIGHT:
+        return {"triton.mix_order_reduction": False}
+    return {"triton.mix_order_reduction_non_strict_mode": True}
 
 
 @contextlib.contextmanager
@@ -101,7 +112,7 @@ def compile_settings(scope: str, planned: Mapping[str, Any]) -> Iterator[dict[st
 
     with contextlib.ExitStack() as stack:
         done: dict[str, Any] = {}
-        for module, values in ((dynamo, _DYNAMO), (inductor, _INDUCTOR)):
+        for module, values in ((dynamo, _DYNAMO), (inductor, inductor_settings(torch.__version__))):
             known = {name: value for name, value in values.items() if _has(module, name)}
             stack.enter_context(module.patch(known))  # type: ignore[attr-defined]
             done |= {f"{module.__name__}.{name}": value for name, value in known.items()}

@@ -25,10 +25,17 @@ _SOURCES = Remedy(
     summary="Without touching code: TORCH_COMPILE_DYNAMIC_SOURCES={dynamic_source}.",
     change={"env": {"TORCH_COMPILE_DYNAMIC_SOURCES": "{dynamic_source}"}},
 )
-_NON_STRICT = Remedy(
-    summary="Let Inductor fuse without asking for the size: torch._inductor.config.triton.mix_order_reduction_non_strict_mode = True.",
-    change={"torch._inductor.config.triton.mix_order_reduction_non_strict_mode": True},
+_NO_MIX = Remedy(
+    summary="Switch that fusion off: torch._inductor.config.triton.mix_order_reduction = False. A reduction over rows "
+    "and one over columns of the same data then read it once each.",
+    change={"torch._inductor.config.triton.mix_order_reduction": False},
 )
+_NON_STRICT = Remedy(
+    summary="From torch 2.15 on, keep the fusion and let it not ask for the size: "
+    "torch._inductor.config.triton.mix_order_reduction_non_strict_mode = True. Before, this widens a fusion that "
+    "computes wrong gradients where a reduction writes into a view (pytorch#193061).",
+)
+
 
 CAUSES = (
     cause(
@@ -111,11 +118,8 @@ CAUSES = (
         says="Inductor's scheduler fused under the assumption `{guard}` ({added}).",
         kinds=RECOMPILES,
         remedies=(
+            _NO_MIX,
             _NON_STRICT,
-            Remedy(
-                summary="Switch that fusion off: torch._inductor.config.triton.mix_order_reduction = False.",
-                change={"torch._inductor.config.triton.mix_order_reduction": False},
-            ),
             Remedy(
                 summary="Keep batch x length on one side of the threshold (pack to a fixed number of tokens)."
             ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 from collections.abc import Mapping, Sequence
@@ -43,6 +44,8 @@ class _Training:
         )
 
         self.settings = settings
+        # held: a generator's context that nobody holds is left at once
+        self.until_the_end = contextlib.ExitStack()
         self.version = str(torch.__version__)
         self.monitor = injected.start(
             {
@@ -57,7 +60,7 @@ class _Training:
         if settings.torch_config:
             from cftdiag.passes.run_pass import torch_config
 
-            torch_config(settings.torch_config).__enter__()
+            self.until_the_end.enter_context(torch_config(settings.torch_config))
         self.alias = cuda_alias.install(settings)
         self.compiled = backend.install(settings, self.alias)
         ranks.install(settings)
@@ -65,7 +68,7 @@ class _Training:
         self.weights = weights.install(settings)
         pretrained.install(settings)
         hf_trainer.install(settings, self.compiled)
-        fastforward.routing_policy(settings.routing).__enter__()
+        self.until_the_end.enter_context(fastforward.routing_policy(settings.routing))
         self.counter = coverage.Counter(self.monitor.models)
         if not settings.weights:
             fastforward.Graph.on_run = self.counter.graph_ran

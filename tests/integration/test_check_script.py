@@ -22,6 +22,7 @@ class Model(torch.nn.Module):
     def forward(self, x):
         return self.linear(x).relu()
 model = Model()
+assert torch._dynamo.config.recompile_limit == LIMIT
 model.compile(backend="eager")
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for step in range(STEPS):
@@ -100,9 +101,10 @@ def test_steps_end_a_script_that_executes_itself_again_and_forks(tmp_path: Path)
             print(bytes(range(128, 256)))
             """
         )
-        + TRAINS.replace("STEPS", "10**6")
+        + TRAINS.replace("STEPS", "10**6").replace("LIMIT", "3")
     )
-    done = check(tmp_path, "--steps", "4", "--", sys.executable, str(script))
+    limit = ("--set", "torch._dynamo.config.recompile_limit=3")
+    done = check(tmp_path, "--steps", "4", *limit, "--", sys.executable, str(script))
     assert done.returncode == 0, done.stderr
     assert "4 steps rehearsed, the script ended after 4 steps" in done.stdout
     assert "1 compile" in done.stdout

@@ -68,6 +68,8 @@ class ScriptOptions:
     def __post_init__(self) -> None:
         if self.steps < 1:
             raise InputError(f"steps {self.steps} must be a positive whole number")
+        if self.weights and self.target is not None:
+            raise InputError("code for --target is generated and not run; drop --weights or --target")
         if self.keep is not None and os.path.isdir(self.keep) and os.listdir(self.keep):
             raise InputError(f"{self.keep} is not empty; give --keep a new folder")
 

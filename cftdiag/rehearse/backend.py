@@ -57,7 +57,7 @@ class Compiled:
 def install(settings: Rehearsal, alias: Alias | None) -> Compiled:
     """Replace what compiles each graph for the rest of this process."""
     compiled = Compiled()
-    compile_graph = _backend(settings)
+    compile_graph, trace = _backends(settings)
     depth = "codegen" if settings.target else settings.depth
 
     def by_inductor(self: Any, model_: Any, inputs_: Sequence[Any], **more: Any) -> Callable[..., Any]:
@@ -65,7 +65,7 @@ def install(settings: Rehearsal, alias: Alias | None) -> Compiled:
 
     def by_name(self: Any, model_: Any, inputs_: Sequence[Any]) -> Callable[..., Any]:
         if self.compiler_name in _TRACED_ONLY:
-            return fastforward.trace_only(model_, inputs_)
+            return trace(model_, inputs_)
         if self.compiler_name not in ("aot_eager", "inductor", "aot_eager_decomp_partition"):
             compiled.note(
                 f"backend {self.compiler_name} was not run: its graphs were taken to depth {depth} instead"
@@ -84,12 +84,18 @@ def install(settings: Rehearsal, alias: Alias | None) -> Compiled:
     return compiled
 
 
-def _backend(settings: Rehearsal) -> Callable[..., Any]:
+def _backends(settings: Rehearsal) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """(what compiles a graph, what takes one no further than Dynamo does)."""
+    if settings.weights:
+        from torch._dynamo import lookup_backend
+
+        # real weights are computed with, operator by operator
+        return lookup_backend("aot_eager" if settings.depth == "joint" else "eager"), lookup_backend("eager")
     if settings.target is not None:
         from cftdiag.target import backend
 
-        return backend(settings.target)
-    return fastforward.backend_for(settings.depth)
+        return backend(settings.target), fastforward.trace_only
+    return fastforward.backend_for(settings.depth), fastforward.trace_only
 
 
 def _watch_calls(compiled: Compiled, changes: dict[str, Any]) -> None:

@@ -128,3 +128,11 @@ def test_command_that_makes_no_step_is_one_line(
     ends = (dataclasses.replace(nothing.first, last_words="bye"),)
     with pytest.raises(kind, match=part):
         judge_ends(dataclasses.replace(nothing, ends=ends), OPTIONS)
+
+
+def test_options_that_exclude_one_another(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="drop --weights or --target"):
+        ScriptOptions(command=("python",), weights=True, target="h200")
+    (tmp_path / "old").write_text("")
+    with pytest.raises(InputError, match="is not empty; give --keep a new folder"):
+        ScriptOptions(command=("python",), keep=str(tmp_path))

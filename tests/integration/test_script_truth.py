@@ -32,9 +32,9 @@ def cftdiag(folder: Path, *words: str, codes: Sequence[int] = (0, 1), **env: str
     return done.stdout
 
 
-def rehearse(folder: Path, *command: str, options: Sequence[str] = ()) -> dict[str, Any]:
+def rehearse(folder: Path, *command: str) -> dict[str, Any]:
     path = folder / "check.json"
-    cftdiag(folder, "check", "--no-verify", "--json", str(path), *options, "--", *command)
+    cftdiag(folder, "check", "--no-verify", "--json", str(path), "--", *command)
     data: dict[str, Any] = json.loads(path.read_text())
     return data
 
@@ -58,16 +58,12 @@ def told(data: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def held_against_the_real_run(folder: Path, *command: str) -> dict[str, Any]:
-    rehearsed = rehearse(folder, *command)
-    assert sorted(os.listdir(folder)) == ["check.json"]
-    ran = real(folder, *command)
+@pytest.mark.parametrize("script", ["gpt_loop.py", "broken_blocks.py"])
+def test_rehearsal_says_what_the_real_run_says(tmp_path: Path, script: str) -> None:
+    command = (sys.executable, str(SCRIPTS / script))
+    rehearsed = rehearse(tmp_path, *command)
+    assert os.listdir(tmp_path) == ["check.json"]
+    ran = real(tmp_path, *command)
     assert told(rehearsed)["compiles"], "nothing was compiled"
     assert told(rehearsed) == told(ran)
     assert rehearsed["verdict"] == ran["verdict"]
-    return rehearsed
-
-
-@pytest.mark.parametrize("script", ["gpt_loop.py", "broken_blocks.py"])
-def test_rehearsal_says_what_the_real_run_says(tmp_path: Path, script: str) -> None:
-    held_against_the_real_run(tmp_path, sys.executable, str(SCRIPTS / script))

@@ -232,6 +232,27 @@ def test_a_file_that_is_opened_is_not_printing() -> None:
     assert the(diagnose([event], Context(blocks=BLOCKS))).cause == "generic_break"
 
 
+def test_builtin_that_needs_a_tensors_number() -> None:
+    context = "builtin range [<class 'torch._dynamo.variables.tensor.TensorVariable'>] False"
+    event = broken("GB0059", "Failed to trace builtin operator", "for i in range(n(x)):", context=context)
+    assert the(diagnose([event], Context(blocks=BLOCKS))).cause == "data_dependent_branch"
+
+
+def test_what_torch_says_of_a_frame_that_a_break_has_cut_is_no_finding() -> None:
+    branch = broken("GB0170", "Data-dependent branching", "if y.sum() > 0:", 14)
+    cut = broken("GB8335", "Generator reconstruction with mutations", "for layer in layers:", 12)
+    assert the(diagnose([branch, cut], Context(blocks=BLOCKS))).cause == "data_dependent_branch"
+    assert the(diagnose([cut], Context(blocks=BLOCKS))).cause == "generic_break"
+
+
+def test_only_print_itself_can_be_left_out_or_reordered() -> None:
+    written = broken("GB0156", "Unsupported method call", context="call_method X(TextIOWrapper) write [] {}")
+    printed = broken("GB0059", "Failed to trace builtin operator", context="builtin print [] True")
+    found = [the(diagnose([e], Context(blocks=BLOCKS))) for e in (written, printed)]
+    assert [f.cause for f in found] == ["print_call", "print_call"]
+    assert [[r.change is not None for r in f.remedies] for f in found] == [[False], [False, True, True]]
+
+
 def test_method_of_torchs_own_class_is_not_foreign_code() -> None:
     context = f"module: <unknown module>, qualname: TensorBase._make_wrapper_subclass, skip reason: {BUILTIN}"
     event = broken("GB0007", SKIPPED, context=context)

@@ -107,7 +107,7 @@ def test_sentences_name_only_facts_that_exist(cause: Cause) -> None:
 FACTS = """
 why skipped_class
 argument attribute name dim expected actual guard added multiple limit more dynamic_source state code line branch function callee callee_name reason
-logging_function said hint inner applied subclass
+logging_function printer said hint inner applied subclass
 type message limit_note main_limit hook module step blocks eager compiled rel config rank code_name others count
 ops seconds block counts cache
 """.split()

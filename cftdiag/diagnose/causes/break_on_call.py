@@ -42,13 +42,13 @@ CAUSES = (
         remedies=(
             Remedy(summary="Remove the print, or print what the block returns outside of it."),
             Remedy(
-                summary="Let torch print after the graph: torch._dynamo.config.reorderable_logging_functions.add(print).",
-                change={"torch._dynamo.config.reorderable_logging_functions": "builtins.print"},
+                summary="Let torch print after the graph: torch._dynamo.config.reorderable_logging_functions.add({printer}).",
+                change={"torch._dynamo.config.reorderable_logging_functions": "builtins.{printer}"},
                 applicability="safe",
             ),
             Remedy(
-                summary="Drop prints while compiled: torch._dynamo.config.ignore_logging_functions.add(print).",
-                change={"torch._dynamo.config.ignore_logging_functions": "builtins.print"},
+                summary="Drop prints while compiled: torch._dynamo.config.ignore_logging_functions.add({printer}).",
+                change={"torch._dynamo.config.ignore_logging_functions": "builtins.{printer}"},
                 applicability="safe",
             ),
         ),
@@ -207,6 +207,11 @@ def callee(event: Event) -> str | None:
     if found := re.search(r"call_method \w+\((\w*)\) (\w+)", said):
         return ".".join(p for p in found.groups() if p)
     return None
+
+
+def printer(event: Event) -> str | None:
+    """``print`` where that is what is called: torch can leave it out or reorder it, a write to sys.stdout not."""
+    return "print" if re.search(r"builtin print\b|`print`", text(event)) else None
 
 
 def logging_function(event: Event) -> str | None:

@@ -122,6 +122,10 @@ _SHAPE_OPERATOR = re.compile(
     r"failed with aten\.(?:nonzero|masked_select|_?unique\w*|bincount|repeat_interleave|index)\b"
 )
 _KEYS = frozenset(c.key for c in CAUSES)
+#: A builtin that needs the number in a tensor.
+_BUILTIN_READ = re.compile(
+    r"builtin (?:range|int|float|bool|complex|round|chr|bin|hex|slice) \[.*TensorVariable"
+)
 _BRANCHING = ("aten.equal", "aten.allclose", "aten.is_nonzero")
 
 
@@ -137,6 +141,8 @@ def classify(event: Event) -> str | None:
         return "python_rng_branch"
     if (nameless or name == "scalar_read") and _line(event, r"\b(?:np|numpy)\.random\.\w+\("):
         return "python_rng_branch"
+    if name == "skipped_call" and _BUILTIN_READ.search(said):
+        return "data_dependent_branch" if decides(event) else "tensor.item"
     if name == "backend" and _SHAPE_OPERATOR.search(said):
         return "dynamic_output_shape"
     if name == "scalar_read":

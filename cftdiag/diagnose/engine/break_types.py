@@ -40,6 +40,8 @@ class Mechanism:
     remedies: tuple[Remedy, ...]
     says: str | None
     """What happens, where the cause's own sentence does not fit."""
+    follows: bool
+    """True for what torch says of a frame that another break has cut."""
     hints: bool
     """Whether torch's own hints may stand in where the table has no remedy."""
 
@@ -85,6 +87,7 @@ def _table() -> tuple[dict[str, Mechanism], tuple[tuple[re.Pattern[str], Mechani
             cause=row["cause"],
             remedies=tuple(_remedy(r) for r in row.get("remedies", ())),
             says=row.get("says"),
+            follows=row.get("follows", False),
             hints=row.get("hints", True),
         )
         for gb_type in row.get("types", ()):

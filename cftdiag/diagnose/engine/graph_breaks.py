@@ -45,10 +45,13 @@ def gather(events: Sequence[Event], context: Context, drafts: Drafts) -> None:
 
 
 def _only_follows(event: Event, broken: list[Event]) -> bool:
-    """True for what torch says about giving up a frame whose own break it has reported: it has no line, or a
-    line that broke already.
+    """True for what torch says about giving up a frame whose own break it has reported: it has no line, a line
+    that broke already, or speaks of what was cut.
     """
+    mechanism = break_types.of(event.broke.gb_type)
     if event.stack:
+        if mechanism is not None and mechanism.follows:
+            return any(_cuts(o, event) for o in broken)
         # A second, nameless break of the resumed line (a context manager that cannot be entered after its
         # call broke the graph).
         resumed = event.broke.resumed and registry.of_break(event) == "generic_break"
@@ -57,10 +60,17 @@ def _only_follows(event: Event, broken: list[Event]) -> bool:
         )
     if len(broken) < 2:
         return False
-    mechanism = break_types.of(event.broke.gb_type)
     if event.broke.gb_id is None or (mechanism is not None and mechanism.name == "backend"):
         return True
     return any(o.stack and o.compile_id == event.compile_id for o in broken)
+
+
+def _cuts(other: Event, event: Event) -> bool:
+    """True when ``other`` is the break that cut the frame of ``event``: one of the same region that speaks for
+    itself.
+    """
+    mechanism = break_types.of(other.broke.gb_type)
+    return bool(other.stack) and region(other) == region(event) and not (mechanism and mechanism.follows)
 
 
 def _draft(event: Event, same: list[Event], feeds: list[Event], context: Context, drafts: Drafts) -> None:
@@ -241,6 +251,7 @@ def _facts(event: Event, cause: str, frame: Frame | None, feeds: list[Event]) ->
         "callee_name": f"`{name}`" if name else None,
         "reason": f" ({reason[1]})" if reason and reason[1] != "None" else "",
         "logging_function": break_on_call.logging_function(event),
+        "printer": break_on_call.printer(event),
         "said": _said(detail),
         "hint": _hint(detail),
         "applied": (applied.code if applied is not None else None)

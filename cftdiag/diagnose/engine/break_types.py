@@ -70,11 +70,6 @@ def actions(hints: Iterable[str]) -> tuple[str, ...]:
     return tuple(kept)
 
 
-def is_boilerplate(text: str) -> bool:
-    """True for a text that holds one of torch's stock sentences."""
-    return bool(_BOILERPLATE.search(text))
-
-
 @functools.cache
 def _table() -> tuple[dict[str, Mechanism], tuple[tuple[re.Pattern[str], Mechanism], ...]]:
     with TABLE.open("rb") as file:

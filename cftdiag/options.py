@@ -108,6 +108,8 @@ class CheckOptions:
     """The same for ``torch._dynamo.decorators.mark_unbacked``."""
     eager_warmup: bool = False
     """Run one step eagerly before anything is compiled."""
+    model_config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Attributes set on the model's own config before anything runs."""
     input_requires_grad: bool = False
     """Let every floating tensor of a batch require grad."""
     debug: bool = False

@@ -15,12 +15,13 @@ from cftdiag.check import data_forecast, strategy
 from cftdiag.check.data_forecast import Swept
 from cftdiag.check.judge import judge, judge_sweep, make_context, only_uneven
 from cftdiag.check.make_report import make_report, timing, with_forecast
-from cftdiag.check.proofs import Outcome, Prover
+from cftdiag.check.outcome import Outcome
+from cftdiag.check.proofs import Prover
 from cftdiag.check.report import CheckReport
 from cftdiag.check.runner import BuiltPass, PassResult, Progress, Runner
 from cftdiag.check.strategy import Chosen
 from cftdiag.errors import EnvironmentUnfit, InputError
-from cftdiag.findings import Finding
+from cftdiag.findings import Finding, at_least
 from cftdiag.forecast.lengths import Data
 from cftdiag.options import CheckOptions
 from cftdiag.passes.launch import ForkServer, LiveFork
@@ -134,8 +135,9 @@ class _Check:
         if swept is not None:
             outcome = judge_sweep(outcome, swept, context)
         findings = outcome.findings
+        change_first: tuple[Mapping[str, Any], ...] = ()
         if options.verify and self.runner.forks and main.outcome == "ok":
-            findings = self.prove(main, outcome, options, swept)
+            findings, change_first = self.prove(main, outcome, options, swept)
         report = make_report(
             chosen,
             findings,
@@ -144,6 +146,7 @@ class _Check:
             options=options,
             timing=timing(self.runner.passes, self.skipped, self.runner.started),
             notes=self.notes,
+            change_first=change_first,
         )
         if data is None or swept is None:
             return report
@@ -243,39 +246,49 @@ class _Check:
 
     def prove(
         self, main: BuiltPass, before: Outcome, asked: CheckOptions, swept: Swept | None
-    ) -> tuple[Finding, ...]:
-        """Apply each mechanical remedy and run the check again, within the budget."""
+    ) -> tuple[tuple[Finding, ...], tuple[Mapping[str, Any], ...]]:
+        """The findings with their remedies tried within the budget, and what to change first."""
         lengths = None
         if swept is not None:
             at_size = [c for c in swept.lead["compiles"] if c["batch_size"] == asked.batch_size]
             lengths = tuple(dict.fromkeys(c["length"] for c in at_size))
         options = strategy.proof_options(asked, self.runner.origin, lengths)
+        unproved = before.findings
+        if not any(at_least(f.severity, "warning") for f in unproved):
+            return unproved, ()
 
-        def run(changed: CheckOptions, finding: Finding) -> Outcome:
+        runs: dict[str, BuiltPass] = {}
+
+        def run(changed: CheckOptions) -> Outcome:
             first = self.runner.run("auto", changed)
             if not isinstance(first, BuiltPass):
                 raise EnvironmentUnfit(first.detail)
-            numerics = self.numerics(first, changed) if finding.kind == "numerics" else None
-            return _outcome(first, changed, numerics)
+            runs[repr(changed)] = first
+            return _outcome(first, changed)
 
-        unproved = before.findings
-        if swept is not None and any(f.severity != "info" for f in unproved):
-            # the same lengths without any remedy: what a proof is held against
-            before = run(options, unproved[0])
+        def compare(changed: CheckOptions) -> bool | None:
+            comparison = self.numerics(runs[repr(changed)], changed)
+            return None if comparison is None else bool(comparison["ok"])
+
+        if options != asked:
+            # the same blocks and lengths without any remedy: what a proof is held against
+            before = run(options)
         prover = Prover(
             options,
             before,
             run,
             config_subject=self.runner.origin.from_config,
             wrap=main.program.wrap,
+            compare=compare,
             announce=lambda text: self.runner.progress(ProgressEvent(phase="prove", text=text)),
         )
         findings = prover.prove(unproved)
+        change_first = prover.change_first(findings)
         if prover.left:
             self.notes.append(
                 f"{prover.left} remedies were not tried: the {options.verify_budget:.0f} s for proofs were used up"
             )
-        return findings
+        return findings, change_first
 
 
 def _outcome(first: BuiltPass, options: CheckOptions, numerics: Mapping[str, Any] | None = None) -> Outcome:

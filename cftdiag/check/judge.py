@@ -12,7 +12,7 @@ from typing import Any
 
 from cftdiag.check import data_forecast
 from cftdiag.check.data_forecast import Swept
-from cftdiag.check.proofs import Outcome
+from cftdiag.check.outcome import Outcome, compiled
 from cftdiag.check.runner import BuiltPass, PassResult
 from cftdiag.details import ErrorDetail
 from cftdiag.diagnose import Block, Context, Probes, diagnose
@@ -108,8 +108,10 @@ def judge(main: PassResult, breaks: PassResult | None, context: Context) -> Outc
     events += raised_events(main)
     return Outcome(
         findings=tuple(diagnose(events, context)),
-        compiles=sum(is_compile(e) for e in main.events),
+        compiled=compiled(main.events),
         ended=main.ended,
+        ran=frozenset(fqn for fqn, ids in main.graphs.items() if ids),
+        trained=main.trained,
     )
 
 
@@ -132,7 +134,7 @@ def judge_sweep(before: Outcome, swept: Swept, context: Context) -> Outcome:
     )
     found = [f for f in diagnose(events, at_data) if f.kind in ("recompile", "limit_hit")]
     kept = [f for f in before.findings if f.kind not in ("recompile", "limit_hit")]
-    return dataclasses.replace(before, findings=(*kept, *found), compiles=len(swept.lead["compiles"]))
+    return dataclasses.replace(before, findings=(*kept, *found), compiled=compiled(swept.events))
 
 
 def recompile_causes(events: Sequence[Event], context: Context) -> dict[str, str]:
@@ -153,11 +155,6 @@ def recompile_causes(events: Sequence[Event], context: Context) -> dict[str, str
                 causes[event.compile_id] = next(iter(more))
             met = now
     return causes
-
-
-def is_compile(event: Event) -> bool:
-    """True for a graph of a forward region that came out."""
-    return event.kind == "compile" and event.compiled.status == "ok" and event.region != "backward"
 
 
 def raised_events(result: PassResult) -> list[Event]:

@@ -12,7 +12,8 @@ from typing import Any
 
 from cftdiag.check import data_forecast
 from cftdiag.check.data_forecast import Swept
-from cftdiag.check.judge import is_compile, recompile_causes
+from cftdiag.check.judge import recompile_causes
+from cftdiag.check.outcome import is_compile
 from cftdiag.check.report import BlockResult, CheckReport
 from cftdiag.check.runner import BuiltPass, PassResult
 from cftdiag.check.strategy import Chosen
@@ -34,6 +35,7 @@ def make_report(
     options: CheckOptions,
     timing: Mapping[str, Any],
     notes: Sequence[str] = (),
+    change_first: tuple[Mapping[str, Any], ...] = (),
 ) -> CheckReport:
     """The report of a check. ``context`` is the one that ``findings`` were made in."""
     main = chosen.main
@@ -57,6 +59,7 @@ def make_report(
         timing=timing,
         undetermined=tuple(dict.fromkeys([*undetermined, *notes])),
         check=None if main.result is None else main.result.check,
+        change_first=change_first,
     )
 
 

@@ -1,7 +1,8 @@
 """Proving remedies: apply the mechanical change, run the check again, and say what became of the finding.
 
 Torch-free: the runs happen in passes. A remedy that does not help is kept and says so; one that this subject
-cannot take, or for which no time was left, stays unproved (``verified: null``).
+cannot take, or for which no time was left, stays unproved (``verified: null``), and so does a step of
+diagnosis, which mends nothing.
 """
 
 from __future__ import annotations
@@ -11,102 +12,19 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from cftdiag.errors import CheckError, InputError
-from cftdiag.findings import Finding, Remedy, at_least
-from cftdiag.options import DYNAMIC, CheckOptions
+from cftdiag.check.changes import apply_change, edit_of
+from cftdiag.check.outcome import Outcome, harm, removed
+from cftdiag.errors import CheckError
+from cftdiag.findings import APPLICABILITIES, Finding, Remedy, at_least
+from cftdiag.options import CheckOptions
 
 #: Remedies proved for one finding at most: the first ones are the preferred ones.
 MOST = 4
-_ENVIRONMENT = {"TORCH_COMPILE_DYNAMIC_SOURCES": "torch.compiler.config.dynamic_sources"}
-"""Environment variables that torch reads once, at import, and the setting that they end in: a pass has
-imported torch already.
-"""
 
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """What one run gave: the findings, and figures for the report. ``ended`` is False for a timeout, a crash
-    or an exception in the step.
-    """
-
-    findings: tuple[Finding, ...]
-    compiles: int
-    ended: bool
-
-    def count(self, finding: Finding) -> int:
-        """How often the cause of ``finding`` was met."""
-        return sum(
-            f.count
-            for f in self.findings
-            if (f.kind, f.cause) == (finding.kind, finding.cause) and f.severity != "info"
-        )
-
-    def figures(self, finding: Finding) -> dict[str, Any]:
-        """JSON-ready figures beside a remedy."""
-        return {"count": self.count(finding), "compiles": self.compiles}
-
-
-Run = Callable[[CheckOptions, Finding], Outcome]
-
-
-def apply_change(
-    options: CheckOptions, change: Mapping[str, Any], *, config_subject: bool
-) -> CheckOptions | None:
-    """The options with a remedy's change; None for a change that has no meaning for this subject or that
-    nothing here can make.
-    """
-    fields: dict[str, Any] = {}
-    settings, environment, kwargs = (
-        dict(options.torch_config),
-        dict(options.env),
-        dict(options.compile_kwargs),
-    )
-    for key, value in change.items():
-        if key.startswith("torch."):
-            settings[key] = value
-        elif key == "env":
-            for name, text in value.items():
-                if name in _ENVIRONMENT:
-                    settings[_ENVIRONMENT[name]] = text
-                else:
-                    environment[name] = str(text)
-        elif key == "compile_kwargs":
-            kwargs |= {k: v for k, v in value.items() if k not in ("dynamic", "fullgraph")}
-            fields |= {k: v for k, v in value.items() if k == "fullgraph"}
-            if "dynamic" in value:
-                fields["dynamic"] = _dynamic(value["dynamic"])
-        elif key == "dynamic":
-            fields["dynamic"] = _dynamic(value)
-        elif key in ("mark_dynamic", "mark_unbacked"):
-            fields[key] = {name: [int(d) for d in dims] for name, dims in value.items()}
-        elif key == "pad_to_multiple_of":
-            fields[key] = int(value)
-        elif key in ("attn", "flash_varlen", "dtype"):
-            if not config_subject:
-                return None
-            fields[key] = value
-        elif key in ("drop_last", "eager_warmup", "input_requires_grad"):
-            if config_subject:
-                return None
-            fields[key] = value
-        elif key in ("ac", "compile_scope", "compile_backend"):
-            fields[key] = value
-        else:
-            return None
-    try:
-        return dataclasses.replace(
-            options, torch_config=settings, env=environment, compile_kwargs=kwargs, **fields
-        )
-    except InputError:
-        return None
-
-
-def _dynamic(value: Any) -> str:
-    return (
-        value
-        if isinstance(value, str)
-        else next(name for name, meaning in DYNAMIC.items() if meaning is value)
-    )
+Run = Callable[[CheckOptions], Outcome]
+"""One run of the check; raises :class:`CheckError` where it could not be made."""
+Compare = Callable[[CheckOptions], bool | None]
+"""Whether loss and gradients equal eager's; None where that was not or could not be asked."""
 
 
 class Prover:
@@ -120,65 +38,167 @@ class Prover:
         *,
         config_subject: bool,
         wrap: bool,
+        compare: Compare = lambda options: None,
         announce: Callable[[str], None] = lambda text: None,
     ) -> None:
-        self.options, self.before, self.run = options, before, run
+        self.options, self.before, self._run, self._compare = options, before, run, compare
         self.config_subject, self.wrap, self.announce = config_subject, wrap, announce
         self.deadline = time.monotonic() + options.verify_budget
         self.left = 0
         self._known: dict[str, Outcome | None] = {}
+        self._equal: dict[str, bool | None] = {}
 
     def prove(self, findings: Sequence[Finding]) -> tuple[Finding, ...]:
-        """The findings with every remedy that could be tried proved or disproved."""
-        return tuple(
+        """The findings with every remedy that could be tried proved or disproved; one that removes other
+        findings as well stands beside these too.
+        """
+        proved = [
             dataclasses.replace(f, remedies=self._remedies(f)) if at_least(f.severity, "warning") else f
             for f in findings
+        ]
+        shared = [r for f in proved for r in f.remedies if r.verified]
+        return tuple(
+            dataclasses.replace(f, remedies=_ranked([*f.remedies, *self._credited(f, shared)]))
+            if at_least(f.severity, "warning")
+            else f
+            for f in proved
         )
+
+    def change_first(self, findings: Sequence[Finding]) -> tuple[Mapping[str, Any], ...]:
+        """The verified remedies, proved once more together: each is added to those before it and kept where
+        less is left with it. ``before`` and ``after`` are of the run without it and with it.
+        """
+        best = [next((r for r in f.remedies if _leads(r)), None) for f in findings]
+        distinct = {repr(r.change): r for r in best if r is not None}
+        rows: list[Mapping[str, Any]] = []
+        now, options = self.before, self.options
+        for remedy in sorted(distinct.values(), key=_compiles_left):
+            assert remedy.change is not None
+            changed = apply_change(options, remedy.change, config_subject=self.config_subject)
+            after = None if changed is None else self._outcome(changed, remedy.summary)
+            if changed is None or after is None or not self._less_is_left(findings, now, after):
+                continue
+            if self._equals(changed) is False:
+                continue
+            rows.append(
+                {
+                    "edit": remedy.edit or edit_of(remedy.change),
+                    "before": self._figures(now, findings),
+                    "after": self._figures(after, findings),
+                }
+            )
+            now, options = after, changed
+        return tuple(rows)
 
     def _remedies(self, finding: Finding) -> tuple[Remedy, ...]:
         proved, tried = [], 0
         for remedy in finding.remedies:
-            if remedy.change is None or tried == MOST:
-                proved.append(remedy)
-                continue
-            changed = self._changed(remedy.change)
+            changed = None if tried == MOST else self._changed(remedy)
             if changed is None:
                 proved.append(remedy)
                 continue
             tried += 1
             proved.append(self._prove(finding, remedy, changed))
-        # proved ones first, in the order of preference; an unsafe one never leads
-        rank = {True: 0, None: 1, False: 2}
-        return tuple(sorted(proved, key=lambda r: (r.unsafe, rank[r.verified])))
+        return _ranked(proved)
 
-    def _changed(self, change: Mapping[str, Any]) -> CheckOptions | None:
-        if self.wrap and {"compile_scope", "ac", "fullgraph"} & set(change):
+    def _changed(self, remedy: Remedy) -> CheckOptions | None:
+        if remedy.change is None or remedy.applicability == "diagnosis":
+            return None
+        if self.wrap and {"compile_scope", "ac", "fullgraph"} & set(remedy.change):
             return None  # a subject that wraps itself decides these
-        return apply_change(self.options, change, config_subject=self.config_subject)
+        return apply_change(self.options, remedy.change, config_subject=self.config_subject)
 
     def _prove(self, finding: Finding, remedy: Remedy, changed: CheckOptions) -> Remedy:
-        if self.before.count(finding) == 0:
+        if not self.before.meets(finding):
             return remedy  # what is not met without the remedy proves nothing with it
-        key = repr((changed, finding.kind == "numerics"))
+        after = self._outcome(changed, remedy.summary)
+        if after is None:
+            return remedy
+        verified = removed(finding, self.before, after)
+        if verified:
+            equal = self._equals(changed)
+            if equal is None and finding.kind == "numerics":
+                return remedy
+            verified = equal is not False
+        return dataclasses.replace(
+            remedy,
+            verified=verified,
+            edit=remedy.edit or edit_of(remedy.change or {}),
+            before=self.before.figures(finding),
+            after=after.figures(finding, self.before),
+        )
+
+    def _credited(self, finding: Finding, shared: Sequence[Remedy]) -> list[Remedy]:
+        """Remedies of other findings that remove this one too."""
+        known = [r.change for r in finding.remedies]
+        credited: list[Remedy] = []
+        for remedy in shared:
+            changed = self._changed(remedy)
+            if changed is None or remedy.change in known:
+                continue
+            after = self._known.get(repr(changed))
+            equal = self._equal.get(repr(changed))
+            if after is None or not removed(finding, self.before, after):
+                continue
+            if equal is None and finding.kind == "numerics":
+                continue
+            known.append(remedy.change)
+            figures = {"before": self.before.figures(finding), "after": after.figures(finding, self.before)}
+            credited.append(dataclasses.replace(remedy, **figures))  # type: ignore[arg-type]
+        return credited
+
+    def _less_is_left(self, findings: Sequence[Finding], now: Outcome, after: Outcome) -> bool:
+        """True when a further change removes a finding, or saves a compile, and harms none."""
+        left = [f for f in findings if at_least(f.severity, "warning") and now.count(f, self.before)]
+        if not left or any(harm(f, now, after) for f in left):
+            return False
+        return after.compiles < now.compiles or any(not after.count(f, self.before) for f in left)
+
+    def _figures(self, outcome: Outcome, findings: Sequence[Finding]) -> dict[str, int]:
+        left = [f for f in findings if at_least(f.severity, "warning") and outcome.count(f, self.before)]
+        return {"compiles": outcome.compiles, "findings": len(left)}
+
+    def _outcome(self, changed: CheckOptions, summary: str) -> Outcome | None:
+        """The run with a change, made once; None where it could not be made or no time was left."""
+        key = repr(changed)
         if key not in self._known:
             if time.monotonic() > self.deadline:
                 self.left += 1
-                return remedy
-            self.announce(remedy.summary)
+                return None
+            self.announce(summary)
             try:
-                self._known[key] = self.run(changed, finding)
+                self._known[key] = self._run(changed)
             except CheckError:
                 self._known[key] = None
-        after = self._known[key]
-        if after is None:
-            return remedy
-        before_errors = {(f.kind, f.cause) for f in self.before.findings if f.severity == "error"}
-        new_errors = [
-            f for f in after.findings if f.severity == "error" and (f.kind, f.cause) not in before_errors
-        ]
-        gone = after.count(finding) == 0 and not new_errors and (after.ended or not self.before.ended)
-        if not after.ended and not any(f.kind == "error" for f in after.findings):
-            gone = False  # a run that did not end shows nothing
-        return dataclasses.replace(
-            remedy, verified=gone, before=self.before.figures(finding), after=after.figures(finding)
-        )
+        return self._known[key]
+
+    def _equals(self, changed: CheckOptions) -> bool | None:
+        key = repr(changed)
+        if key not in self._equal:
+            try:
+                self._equal[key] = self._compare(changed)
+            except CheckError:
+                self._equal[key] = None
+        return self._equal[key]
+
+
+def _leads(remedy: Remedy) -> bool:
+    return remedy.verified is True and not remedy.unsafe and remedy.change is not None
+
+
+def _compiles_left(remedy: Remedy) -> int:
+    return int((remedy.after or {}).get("compiles", 0))
+
+
+def _ranked(remedies: Sequence[Remedy]) -> tuple[Remedy, ...]:
+    """Proved ones first, by the compiles that they leave, then in the order of preference; an unsafe one
+    never leads, and a step of diagnosis is no way out.
+    """
+    rank = {True: 0, None: 1, False: 2}
+
+    def key(remedy: Remedy) -> tuple[bool, bool, int, int, int]:
+        left = _compiles_left(remedy) if remedy.verified else 0
+        order = APPLICABILITIES.index(remedy.applicability) if remedy.verified else 0
+        return remedy.applicability == "diagnosis", remedy.unsafe, rank[remedy.verified], left, order
+
+    return tuple(sorted(remedies, key=key))

@@ -57,6 +57,8 @@ class CheckReport:
     """Share of a command's step that is compiled: ``parameters`` and ``flops`` (0 to 1 or None), and what runs
     ``eager``.
     """
+    change_first: tuple[Mapping[str, Any], ...] = ()
+    """Edits proved together, the best first: ``edit``, and what is left ``before`` and ``after`` it."""
     plan: Any = None
     """:class:`cftdiag.plan.Plan` of a check with data; a file of its own, not part of the report's JSON."""
 
@@ -78,6 +80,7 @@ class CheckReport:
             "check": self.check,
             **({} if self.script is None else {"script": dict(self.script)}),
             **({} if self.coverage is None else {"coverage": dict(self.coverage)}),
+            "change_first": [dict(c) for c in self.change_first],
         }
 
     def exit_code(self, fail_on: str = "error") -> int:

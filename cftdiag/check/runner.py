@@ -68,6 +68,11 @@ class PassResult:
         return {} if self.result is None else self.result.graphs
 
     @property
+    def trained(self) -> frozenset[str] | None:
+        """Parameters that got a gradient; None where the pass did not say."""
+        return None if self.result is None else frozenset(self.result.trained)
+
+    @property
     def unbacked(self) -> bool:
         """True when a size or a number was read from a tensor inside a graph."""
         return any(e.kind == "compile" and e.compiled.unbacked for e in self.events)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-from cftdiag.check.proofs import Outcome, Prover
+from cftdiag.check.outcome import Outcome, compiled
+from cftdiag.check.proofs import Prover
 from cftdiag.check.runner import Progress
 from cftdiag.check.script import Rehearsed, ScriptOptions, rehearse
 from cftdiag.errors import InputError
@@ -28,7 +29,7 @@ def prove(
         verify_budget=options.verify_budget,
     )
 
-    def run(changed: CheckOptions, finding: Finding) -> Outcome:
+    def run(changed: CheckOptions) -> Outcome:
         return outcome(rehearse(_applied(options, plain, changed, rehearsed), lambda event: None))
 
     announce: Callable[[str], None] = lambda text: progress(ProgressEvent(phase="prove", text=text))  # noqa: E731
@@ -45,14 +46,12 @@ def prove(
 def outcome(rehearsed: Rehearsed) -> Outcome:
     """What a proof is held against."""
     end = rehearsed.first
+    graphs = compiled(e for e in rehearsed.run.events if e.rank == end.rank)
     return Outcome(
         findings=rehearsed.run.findings,
-        compiles=sum(
-            e.kind == "compile" and e.compiled.status == "ok" and e.region != "backward"
-            for e in rehearsed.run.events
-            if e.rank == end.rank
-        ),
+        compiled=graphs,
         ended=end.exit_code == 0 and not end.timed_out,
+        ran=frozenset(graph.block or "<root>" for graph in graphs),
     )
 
 

@@ -171,6 +171,8 @@ class Result:
     """Block -> whether it was captured whole; of the fullgraph pass."""
     calls: Mapping[str, int]
     never_ran: tuple[NeverRan, ...] = ()
+    trained: tuple[str, ...] = ()
+    """Parameters that got a gradient in some step."""
     late_hooks: tuple[Mapping[str, Any], ...] = ()
     saved_tensor_hooks: tuple[Mapping[str, Any], ...] = ()
     numerics: Mapping[str, Any] | None = None

@@ -73,10 +73,17 @@ class Prepared:
 def prepare(origin: Origin, options: CheckOptions, live: Subject | None) -> Prepared:
     """Build what the origin names. Raises :class:`InputError` for what the user can mend."""
     if live is not None:
-        return _from_subject(live, options)
-    if origin.from_config:
-        return _from_config(origin, options.for_config())
-    return _from_subject(as_subject(_call_builder(origin), origin.name), options)
+        prepared = _from_subject(live, options)
+    elif origin.from_config:
+        prepared = _from_config(origin, options.for_config())
+    else:
+        prepared = _from_subject(as_subject(_call_builder(origin), origin.name), options)
+    for name, value in options.model_config.items():
+        config = getattr(prepared.subject.model, "config", None)
+        if not hasattr(config, name):
+            raise InputError(f"the model has no config with {name}, so it cannot be changed")
+        setattr(config, name, value)
+    return prepared
 
 
 def _from_config(origin: Origin, o: CheckOptions) -> Prepared:

@@ -17,7 +17,7 @@ import os
 import resource
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -110,6 +110,7 @@ class _Pass:
         self.watch.marks = {"mark_dynamic": options.mark_dynamic, "mark_unbacked": options.mark_unbacked}
         self.kinds: dict[str, str] = {}
         self.losses: list[Any] = []
+        self.trained: set[str] = set()
         self.untouched: list[str] = []
         """Stacks taken by default that the training step never calls."""
         self.skip: Any = fastforward.SkipMode if self.prepared.weightless else contextlib.nullcontext
@@ -225,6 +226,7 @@ class _Pass:
 
     def steps(self, recorder: Recorder) -> None:
         batches = self.subject.batches
+        self.watch_gradients()
         if self.mode in ("reference", "numerics"):
             batches = batches[: numerics.STEPS]
             self.trace = numerics.record(self.subject.model)
@@ -239,6 +241,16 @@ class _Pass:
                 raise
             # whatever training would have met here is a result; the driver finds out whose fault it is
             self.send(self.raised(error))
+
+    def watch_gradients(self) -> None:
+        """Note every parameter that gets a gradient, before a step can drop it again."""
+
+        def noted(name: str) -> Callable[[torch.Tensor], None]:
+            return lambda parameter: self.trained.add(name)
+
+        for name, parameter in self.subject.model.named_parameters():
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(noted(strip(name)))
 
     def sweep(self, task: SweepTask, recorder: Recorder) -> None:
         """Forecast the compiles of one rank over all shapes of the data."""
@@ -368,6 +380,7 @@ class _Pass:
                 fullgraph=dict(self.watch.fullgraph),
                 calls=dict(self.watch.calls),
                 never_ran=self.never_ran(recorder),
+                trained=tuple(sorted(self.trained)),
                 late_hooks=tuple(self.watch.late_hooks),
                 saved_tensor_hooks=tuple(self.watch.saved_hooks.values()),
                 numerics=self.numerics(),

@@ -44,6 +44,7 @@ def render(data: Mapping[str, Any]) -> str:
             for c in compiles
         ],
         findings=[_finding(finding) for finding in data["findings"]],
+        changes_first=wording.changes_first(data),
         forecast=forecast.shown(data),
         step_columns=forecast.STEP_COLUMNS,
         regimes=forecast.REGIMES,

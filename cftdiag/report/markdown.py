@@ -21,7 +21,8 @@ def render(data: Mapping[str, Any]) -> str:
         _plain(facts),
         _list(notes),
     ]
-    parts += [*_blocks(data), *_compiles(data), *_forecast(data), *_findings(data), *_undetermined(data)]
+    parts += [*_blocks(data), *_compiles(data), *_forecast(data), *_findings(data)]
+    parts += [*_change_first(data), *_undetermined(data)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -100,6 +101,14 @@ def _findings(data: Mapping[str, Any]) -> list[str]:
                 )
             )
     return parts
+
+
+def _change_first(data: Mapping[str, Any]) -> list[str]:
+    rows = [
+        f"{i}. {_code(edit)} ({_plain(moved)})"
+        for i, (edit, moved) in enumerate(wording.changes_first(data), 1)
+    ]
+    return ["## Change first", "Proved together, in this order:", "\n".join(rows)] if rows else []
 
 
 def _undetermined(data: Mapping[str, Any]) -> list[str]:

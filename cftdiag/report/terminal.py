@@ -35,6 +35,7 @@ def show(
         _compiles(console, data)
         forecast.show(console, data)
         _findings(console, data)
+        _change_first(console, data)
         _undetermined(console, data)
         print_line(console)
         for note in wording.passes_not_run(data):
@@ -130,6 +131,15 @@ def _finding(console: Console, finding: Mapping[str, Any]) -> None:
         console,
         Text("    ").append("more   ", style="dim").append(f"{more}cftdiag explain {finding.get('cause')}"),
     )
+
+
+def _change_first(console: Console, data: Mapping[str, Any]) -> None:
+    rows = wording.changes_first(data)
+    if not rows:
+        return
+    _title(console, "Change first (proved together)")
+    for i, (edit, moved) in enumerate(rows, 1):
+        print_prose(console, f"{edit} [{moved}]", indent=2, label=f"{i}. ", style="green")
 
 
 def _undetermined(console: Console, data: Mapping[str, Any]) -> None:

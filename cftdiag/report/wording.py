@@ -160,6 +160,8 @@ def remedy_mark(remedy: Mapping[str, Any]) -> str:
     ``unsafe`` where it is.
     """
     verified = remedy.get("verified")
+    if remedy.get("applicability") == "diagnosis":
+        return "to learn more, no fix"
     if verified is None:
         mark = "not verified" if remedy.get("change") else "by hand"
     else:
@@ -175,9 +177,19 @@ def remedy_mark(remedy: Mapping[str, Any]) -> str:
     return f"{mark}, unsafe" if remedy.get("unsafe") else mark
 
 
+def changes_first(data: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """(what to write, what it does) of the edits that were proved together, the best first."""
+    rows = []
+    for change in data.get("change_first") or ():
+        before, after = change["before"], change["after"]
+        moved = [f"{key} {before[key]} -> {after[key]}" for key in before if before[key] != after.get(key)]
+        rows.append(("; ".join(str(change["edit"]).splitlines()), ", ".join(moved)))
+    return rows
+
+
 def best_remedy(finding: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The remedy to show first: the first one that was not tried in vain."""
-    remedies = finding.get("remedies") or []
+    """The remedy to show first: the first one that was not tried in vain; never a step of diagnosis."""
+    remedies = [r for r in finding.get("remedies") or [] if r.get("applicability") != "diagnosis"]
     return next((r for r in remedies if r.get("verified") is not False), remedies[0] if remedies else None)
 
 

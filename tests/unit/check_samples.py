@@ -64,6 +64,7 @@ VIABLE: dict[str, Any] = {
             "cause": None,
         }
     ],
+    "change_first": [],
     "forecast": {
         "compiles": 1,
         "recompiles": 0,

@@ -2,51 +2,105 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
-from cftdiag.check.proofs import Outcome, Prover, apply_change
+from cftdiag.check.changes import apply_change, edit_of
+from cftdiag.check.outcome import Compile, Outcome, compiled, harm, removed
+from cftdiag.check.proofs import Prover
+from cftdiag.details import CompileDetail
 from cftdiag.errors import InputError
-from cftdiag.findings import Finding, Remedy
+from cftdiag.events import Code, Event
+from cftdiag.findings import Finding, Remedy, Where
 from cftdiag.options import CheckOptions
 
 OPTIONS = CheckOptions(model="x")
+DYNAMIC = Remedy(summary="dynamic", change={"dynamic": True}, applicability="safe")
+MARK = Remedy(summary="mark", change={"mark_dynamic": {"x": [1]}}, applicability="safe")
 
 
-def recompile(count=3, cause="seq_len", severity="warning", remedies=()):
-    return Finding(kind="recompile", cause=cause, severity=severity, count=count, remedies=tuple(remedies))
+def run(*steps, findings=(), region="forward", block="layers.0", **more):
+    """An outcome that compiles ``region`` at these steps."""
+    rows = tuple(Compile(step=step, region=region, block=block, again=i > 0) for i, step in enumerate(steps))
+    more = {"ran": frozenset({"layers.0", "layers.1"}), "trained": frozenset({"w"}), **more}
+    return Outcome(findings=tuple(findings), compiled=rows, **more)
 
 
-def prove(finding, run, *, before=None, options=OPTIONS, wrap=False):
-    before = before or Outcome(findings=(finding,), compiles=4, ended=True)
-    prover = Prover(options, before, run, config_subject=False, wrap=wrap)
-    return prover, prover.prove([finding])[0]
+def recompile(*steps, cause="seq_len", severity="warning", remedies=()):
+    return Finding(
+        kind="recompile",
+        cause=cause,
+        severity=severity,
+        blocks=("layers.*",),
+        count=len(steps),
+        steps=steps,
+        remedies=tuple(remedies),
+    )
+
+
+def graph_break(line=3, cause="tensor.item", severity="error", remedies=()):
+    where = Where(file="m.py", line=line)
+    return Finding(kind="graph_break", cause=cause, severity=severity, where=where, remedies=tuple(remedies))
+
+
+def prove(findings, outcomes, before, *, compare=lambda options: None, **more):
+    """``outcomes`` by the name of the field that a change sets."""
+    runs = []
+
+    def made(options):
+        names = tuple(n for n in ("dynamic", "mark_dynamic") if getattr(options, n) != getattr(OPTIONS, n))
+        runs.append(names)
+        return outcomes[names if len(names) > 1 else names[0]]
+
+    more = {"config_subject": False, "wrap": False, **more}
+    prover = Prover(OPTIONS, before, made, compare=compare, **more)
+    return prover, prover.prove(findings), runs
+
+
+# ---- changes ----
 
 
 @pytest.mark.parametrize(
-    "change, field, value",
+    "change, field, value, edit",
     [
-        ({"dynamic": True}, "dynamic", "true"),
-        ({"dynamic": None}, "dynamic", "auto"),
-        ({"dynamic": "auto"}, "dynamic", "auto"),
-        ({"pad_to_multiple_of": "8"}, "pad_to_multiple_of", 8),
-        ({"compile_kwargs": {"fullgraph": True}}, "fullgraph", True),
-        ({"compile_kwargs": {"recompile_limit": 64}}, "compile_kwargs", {"recompile_limit": 64}),
+        ({"dynamic": True}, "dynamic", "true", "block.compile(dynamic=True)"),
+        ({"dynamic": None}, "dynamic", "auto", "block.compile(dynamic=None)"),
+        ({"dynamic": "auto"}, "dynamic", "auto", "block.compile(dynamic=None)"),
+        ({"pad_to_multiple_of": "8"}, "pad_to_multiple_of", 8, "--pad-to-multiple-of 8"),
+        ({"compile_kwargs": {"fullgraph": True}}, "fullgraph", True, "block.compile(fullgraph=True)"),
+        (
+            {"compile_kwargs": {"recompile_limit": 64}},
+            "compile_kwargs",
+            {"recompile_limit": 64},
+            "block.compile(recompile_limit=64)",
+        ),
         (
             {"torch._dynamo.config.capture_scalar_outputs": True},
             "torch_config",
             {"torch._dynamo.config.capture_scalar_outputs": True},
+            "torch._dynamo.config.capture_scalar_outputs = True",
         ),
         (
             {"env": {"TORCH_COMPILE_DYNAMIC_SOURCES": "L['x']"}},
             "torch_config",
             {"torch.compiler.config.dynamic_sources": "L['x']"},
+            "export TORCH_COMPILE_DYNAMIC_SOURCES=\"L['x']\"",
         ),
-        ({"mark_dynamic": {"x": ["1"]}}, "mark_dynamic", {"x": [1]}),
+        ({"mark_dynamic": {"x": ["1"]}}, "mark_dynamic", {"x": [1]}, "torch._dynamo.mark_dynamic(x, 1)"),
+        (
+            {"model_config": {"use_cache": False}},
+            "model_config",
+            {"use_cache": False},
+            "model.config.use_cache = False",
+        ),
+        ({"drop_last": True}, "drop_last", True, "DataLoader(..., drop_last=True)"),
     ],
 )
-def test_a_change_reaches_the_options(change, field, value):
+def test_a_change_reaches_the_options_and_can_be_written_down(change, field, value, edit):
     changed = apply_change(OPTIONS, change, config_subject=False)
     assert changed is not None and getattr(changed, field) == value
+    assert edit_of(change) == edit
 
 
 @pytest.mark.parametrize("change", [{"attn": "sdpa"}, {"flash_varlen": True}])
@@ -55,92 +109,256 @@ def test_a_built_model_takes_no_other_attention(change):
     assert apply_change(OPTIONS, change, config_subject=True) is not None
 
 
-def test_an_unknown_change_is_left_unproved():
-    remedy = Remedy(summary="s", change={"prayer": True})
-    _, after = prove(recompile(remedies=[remedy]), lambda options, finding: pytest.fail("was run"))
-    assert after.remedies == (remedy,)
+def test_changes_add_up():
+    once = apply_change(OPTIONS, {"mark_dynamic": {"x": [1]}}, config_subject=False)
+    twice = apply_change(once, {"mark_dynamic": {"y": [0]}}, config_subject=False)
+    assert twice.mark_dynamic == {"x": [1], "y": [0]}
 
 
-def test_a_remedy_that_helps_says_before_and_after():
-    remedy = Remedy(summary="s", change={"dynamic": True})
-    _, after = prove(
-        recompile(remedies=[remedy]), lambda options, finding: Outcome(findings=(), compiles=1, ended=True)
-    )
-    assert after.remedies[0].verified is True
-    assert after.remedies[0].before == {"count": 3, "compiles": 4} and after.remedies[0].after == {
-        "count": 0,
-        "compiles": 1,
-    }
+# ---- what counts as proved ----
 
 
 @pytest.mark.parametrize(
-    "outcome",
+    "after, proved",
     [
-        Outcome(findings=(recompile(1),), compiles=2, ended=True),
-        Outcome(findings=(), compiles=0, ended=False),
-        Outcome(
-            findings=(Finding(kind="graph_break", cause="tensor.item", severity="error"),),
-            compiles=1,
-            ended=True,
-        ),
+        (run(1), True),
+        (run(1, 3), False),
+        (run(1, 3, findings=[recompile(3, cause="size_0_1")]), False),
+        (run(1, findings=[recompile(2, cause="batch_dim")]), True),
+        (run(1, 2), False),
+        (run(1, 1), False),
+        (run(ended=False), False),
+        (run(), False),
+        (run(1, ran=frozenset()), False),
+        (run(1, ran=frozenset({"layers.0"})), False),
+        (run(1, trained=frozenset()), False),
+        (run(1, findings=[graph_break(severity="warning")]), False),
+        (run(1, findings=[graph_break(severity="info")]), True),
     ],
-    ids=["still there", "did not end", "another error instead"],
+    ids=[
+        "the step no longer compiles",
+        "the step still compiles",
+        "the same step under another name",
+        "a name that no compile stands for",
+        "another step compiles instead",
+        "an earlier step compiles more",
+        "did not end",
+        "nothing compiled",
+        "nothing ran compiled",
+        "one block ran eagerly",
+        "a parameter gets no gradient",
+        "a break appears",
+        "something less grave appears",
+    ],
 )
-def test_a_remedy_that_does_not_help_is_kept_and_says_so(outcome):
-    first = Remedy(summary="first", change={"dynamic": True})
+def test_a_recompile_is_removed_when_its_step_compiles_no_more(after, proved):
+    finding = recompile(3)
+    if after.compiled == ():
+        after = dataclasses.replace(after, ran=frozenset())
+    assert removed(finding, run(1, 3), after) is proved
+
+
+def test_blocks_of_one_class_share_their_compiles():
+    # the recompile of step 3 is met first by another block: it is still the same code
+    after = run(1, 3)
+    other = dataclasses.replace(after.compiled[1], block="layers.1")
+    assert not removed(
+        recompile(3), run(1, 3), dataclasses.replace(after, compiled=(after.compiled[0], other))
+    )
+    # another code's compile of that step is not this finding's
+    loss = Compile(step=3, region="loss", block="<loss>", again=True)
+    before = dataclasses.replace(run(1, 3), compiled=(*run(1, 3).compiled, loss))
+    assert removed(recompile(3), before, dataclasses.replace(run(1), compiled=(*run(1).compiled, loss)))
+
+
+@pytest.mark.parametrize(
+    "after, proved",
+    [
+        (run(1), True),
+        (run(1, findings=[graph_break(3, cause="data_dependent_branch")]), False),
+        (run(1, findings=[graph_break(5)]), False),
+        (run(1, 2), False),
+    ],
+    ids=["gone", "renamed at its line", "the next one behind it", "compiles more"],
+)
+def test_a_break_is_removed_when_its_line_breaks_no_more(after, proved):
+    finding = graph_break(3)
+    assert removed(finding, run(1, findings=[finding]), after) is proved
+
+
+def test_a_limit_keeps_compiles_away_that_a_mended_run_makes():
+    finding = Finding(kind="limit_hit", cause="seq_len", severity="error", steps=(3,))
+    before = run(1, 2, findings=[finding])
+    assert removed(finding, before, run(1, 2, 3, 4))
+    assert not removed(finding, before, run(1, 2, 2, 3))
+
+
+def test_what_harms_is_said():
+    assert harm(recompile(3), run(1, 3), run(1, 2)) == "step 2 compiles more"
+    assert harm(recompile(3), run(1, 3), run(1, ended=False)) == "the step did not end"
+    assert harm(recompile(3), run(1, 3), run(1)) is None
+
+
+def test_only_graphs_that_came_out_of_forwards_count():
+    code = Code(qualname="Block.forward", file="m.py", line=4)
+
+    def event(status="ok", region="forward", **more):
+        return Event(
+            kind="compile",
+            time=0.0,
+            step=1,
+            region=region,
+            detail=CompileDetail(status=status),
+            code=code,
+            **more,
+        )
+
+    rows = compiled([event(), event("failed"), event(region="backward"), event(block="layers.1")])
+    assert [(c.region, c.block, c.again) for c in rows] == [
+        ("m.py:4 Block.forward", None, False),
+        ("m.py:4 Block.forward", "layers.1", True),
+    ]
+
+
+# ---- the prover ----
+
+
+def test_a_remedy_that_helps_says_before_and_after():
+    _, [after], _ = prove([recompile(3, remedies=[DYNAMIC])], {"dynamic": run(1)}, run(1, 3))
+    [remedy] = after.remedies
+    assert remedy.verified is True and remedy.edit == "block.compile(dynamic=True)"
+    assert remedy.before == {"count": 1, "compiles": 2} and remedy.after == {"count": 0, "compiles": 1}
+
+
+def test_a_remedy_that_does_not_help_is_kept_and_says_so():
     words = Remedy(summary="words")
-    _, after = prove(recompile(remedies=[first, words]), lambda options, finding: outcome)
-    assert [(r.summary, r.verified) for r in after.remedies] == [("words", None), ("first", False)]
+    _, [after], _ = prove([recompile(3, remedies=[DYNAMIC, words])], {"dynamic": run(1, 3)}, run(1, 3))
+    assert [(r.summary, r.verified) for r in after.remedies] == [("words", None), ("dynamic", False)]
+
+
+def test_fewer_compiles_rank_first():
+    finding = recompile(3, remedies=[DYNAMIC, MARK])
+    before = run(1, 3, 4)
+    outcomes = {"dynamic": run(1, 4), "mark_dynamic": run(1)}
+    prover, [after], _ = prove([finding], outcomes, before)
+    assert [(r.summary, r.verified) for r in after.remedies] == [("mark", True), ("dynamic", True)]
+    assert prover.before is before
+
+
+def test_a_step_of_diagnosis_is_never_tried_and_comes_last():
+    diagnosis = Remedy(summary="backend eager", change={"dynamic": True}, applicability="diagnosis")
+    _, [after], runs = prove(
+        [recompile(3, remedies=[diagnosis, MARK])], {"mark_dynamic": run(1, 3)}, run(1, 3)
+    )
+    assert [(r.summary, r.verified) for r in after.remedies] == [("mark", False), ("backend eager", None)]
+    assert runs == [("mark_dynamic",)]
 
 
 def test_a_proved_unsafe_remedy_never_leads():
-    unsafe = Remedy(summary="unsafe", change={"dynamic": True}, unsafe=True)
+    unsafe = dataclasses.replace(DYNAMIC, summary="unsafe", unsafe=True)
     words = Remedy(summary="words")
-    _, after = prove(
-        recompile(remedies=[unsafe, words]),
-        lambda options, finding: Outcome(findings=(), compiles=1, ended=True),
-    )
+    _, [after], _ = prove([recompile(3, remedies=[unsafe, words])], {"dynamic": run(1)}, run(1, 3))
     assert [(r.summary, r.verified) for r in after.remedies] == [("words", None), ("unsafe", True)]
 
 
-def test_equal_changes_run_once_and_info_is_left_alone():
-    runs = []
-
-    def run(options, finding):
-        runs.append(options)
-        return Outcome(findings=(), compiles=1, ended=True)
-
-    remedy = Remedy(summary="s", change={"dynamic": True})
+def test_a_proved_remedy_is_credited_to_every_finding_that_it_removes():
     findings = [
-        recompile(remedies=[remedy]),
-        recompile(cause="batch_dim", remedies=[remedy]),
-        recompile(cause="stride", severity="info", remedies=[remedy]),
+        recompile(3, remedies=[DYNAMIC]),
+        recompile(4, cause="batch_dim"),
+        recompile(5, cause="stride"),
     ]
-    prover = Prover(
-        OPTIONS,
-        Outcome(findings=tuple(findings), compiles=4, ended=True),
-        run,
-        config_subject=False,
-        wrap=False,
+    _, after, runs = prove(findings, {"dynamic": run(1, 5)}, run(1, 3, 4, 5))
+    assert [[r.verified for r in f.remedies] for f in after] == [[True], [True], []]
+    assert runs == [("dynamic",)]
+
+
+def test_info_is_left_alone():
+    finding = recompile(3, severity="info", remedies=[DYNAMIC])
+    _, [after], runs = prove([finding], {}, run(1, 3))
+    assert after == finding and runs == []
+
+
+@pytest.mark.parametrize("equal, verified", [(True, True), (False, False), (None, True)])
+def test_numbers_that_differ_from_eager_prove_nothing(equal, verified):
+    _, [after], _ = prove(
+        [recompile(3, remedies=[DYNAMIC])], {"dynamic": run(1)}, run(1, 3), compare=lambda options: equal
     )
-    after = prover.prove(findings)
-    assert len(runs) == 1
-    assert [f.remedies[0].verified for f in after] == [True, True, None]
+    assert after.remedies[0].verified is verified
+
+
+@pytest.mark.parametrize("equal, verified", [(True, True), (False, False), (None, None)])
+def test_wrong_numbers_are_mended_only_where_they_were_compared(equal, verified):
+    wrong = Finding(kind="numerics", cause="silent_wrong_numerics", severity="error", remedies=(DYNAMIC,))
+    _, [after], _ = prove(
+        [wrong], {"dynamic": run(1)}, run(1, findings=[wrong]), compare=lambda options: equal
+    )
+    assert after.remedies[0].verified is verified
+
+
+def test_what_the_baseline_does_not_meet_is_left_unproved():
+    _, [after], runs = prove([recompile(3, remedies=[DYNAMIC])], {}, run(1))
+    assert after.remedies == (DYNAMIC,) and runs == []
+
+
+def test_an_unknown_change_is_left_unproved():
+    remedy = Remedy(summary="s", change={"prayer": True})
+    _, [after], _ = prove([recompile(3, remedies=[remedy])], {}, run(1, 3))
+    assert after.remedies == (remedy,)
 
 
 def test_the_budget_is_kept_and_what_is_left_is_counted():
-    remedy = Remedy(summary="s", change={"dynamic": True})
-    prover, after = prove(
-        recompile(remedies=[remedy]),
-        lambda o, f: pytest.fail("was run"),
-        options=CheckOptions(model="x", verify_budget=-1.0),
-    )
+    options = CheckOptions(model="x", verify_budget=-1.0)
+    prover = Prover(options, run(1, 3), lambda o: pytest.fail("was run"), config_subject=False, wrap=False)
+    [after] = prover.prove([recompile(3, remedies=[DYNAMIC])])
     assert prover.left == 1 and after.remedies[0].verified is None
 
 
 def test_a_change_that_this_torch_lacks_stays_unproved():
-    def run(options, finding):
+    def refuse(options):
         raise InputError("this torch has no setting")
 
-    _, after = prove(recompile(remedies=[Remedy(summary="s", change={"torch._dynamo.config.gone": 1})]), run)
+    prover = Prover(OPTIONS, run(1, 3), refuse, config_subject=False, wrap=False)
+    [after] = prover.prove([recompile(3, remedies=[DYNAMIC])])
     assert after.remedies[0].verified is None
+
+
+# ---- together ----
+
+
+def both(dynamic, mark, together, before):
+    findings = [recompile(3, remedies=[DYNAMIC]), recompile(4, cause="batch_dim", remedies=[MARK])]
+    outcomes = {"dynamic": dynamic, "mark_dynamic": mark, ("dynamic", "mark_dynamic"): together}
+    prover, after, _ = prove(findings, outcomes, before)
+    return prover.change_first(after)
+
+
+def test_verified_remedies_are_proved_once_more_together():
+    rows = both(run(1, 4), run(1, 3), run(1), run(1, 3, 4))
+    assert [row["edit"] for row in rows] == [
+        "block.compile(dynamic=True)",
+        "torch._dynamo.mark_dynamic(x, 1)",
+    ]
+    assert [(row["before"], row["after"]) for row in rows] == [
+        ({"compiles": 3, "findings": 2}, {"compiles": 2, "findings": 1}),
+        ({"compiles": 2, "findings": 1}, {"compiles": 1, "findings": 0}),
+    ]
+
+
+def test_a_remedy_that_adds_nothing_to_the_first_is_not_advised_with_it():
+    rows = both(run(1, 4), run(1), run(1), run(1, 3, 4))
+    assert [row["edit"] for row in rows] == ["torch._dynamo.mark_dynamic(x, 1)"]
+    assert both(run(1, 3, 4), run(1, 3, 4), run(1), run(1, 3, 4)) == ()
+
+
+def test_remedies_that_spoil_one_another_are_not_advised_together():
+    rows = both(run(1, 4), run(1, 3), run(1, 2, 4), run(1, 3, 4))
+    assert [row["edit"] for row in rows] == ["block.compile(dynamic=True)"]
+
+
+def test_a_step_that_another_block_meets_first_compiles_all_the_same():
+    finding = dataclasses.replace(recompile(3), blocks=("layers.0",))
+    after = dataclasses.replace(
+        run(1), compiled=tuple(dataclasses.replace(c, block="layers.1") for c in run(1, 3).compiled)
+    )
+    assert after.count(finding) == 0 and after.count(finding, run(1, 3)) == 1
+    assert not removed(finding, run(1, 3), after)

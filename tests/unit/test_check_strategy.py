@@ -11,7 +11,8 @@ import pytest
 
 from cftdiag.check import strategy
 from cftdiag.check.driver import run
-from cftdiag.check.judge import is_compile, judge, make_context, only_uneven, raised_events
+from cftdiag.check.judge import judge, make_context, only_uneven, raised_events
+from cftdiag.check.outcome import is_compile
 from cftdiag.check.runner import BuiltPass, PassResult, Runner, gather
 from cftdiag.details import BreakDetail, CompileDetail, ErrorDetail
 from cftdiag.errors import EnvironmentUnfit, InputError

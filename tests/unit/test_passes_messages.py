@@ -82,6 +82,7 @@ EXAMPLES = [
         graphs={"layers.0": ("0/0", "0/1")},
         fullgraph={"layers.0": True},
         calls={"layers.0": 3},
+        trained=("layers.0.weight",),
         undetermined=(Assumption(meaning="a value was assumed", what="read"),),
         check={"loss": 1.0},
     ),

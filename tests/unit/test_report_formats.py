@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from html.parser import HTMLParser
@@ -12,7 +13,7 @@ import pytest
 from check_samples import forecasted, no_conclusion, not_viable, recompiles, viable
 
 from cftdiag.cli.main import run
-from cftdiag.report import html, junit, markdown, sarif
+from cftdiag.report import html, junit, markdown, sarif, terminal, wording
 
 ALL = [viable, recompiles, not_viable, no_conclusion]
 HOSTILE = "<script>alert('&')</script> a|b `c` __d__ \x00\x1b"
@@ -215,3 +216,41 @@ def test_a_malformed_forecast_is_named(
     assert capsys.readouterr().err.endswith(
         "'forecast' is malformed; write the file again with cftdiag check --json\n"
     )
+
+
+CHANGE_FIRST = [
+    {
+        "edit": "torch._inductor.config.triton.mix_order_reduction = False",
+        "before": {"compiles": 4, "findings": 2},
+        "after": {"compiles": 2, "findings": 1},
+    },
+    {
+        "edit": "block.compile(dynamic=True)\ntorch._dynamo.mark_dynamic(x, 1)",
+        "before": {"compiles": 2, "findings": 1},
+        "after": {"compiles": 1, "findings": 1},
+    },
+]
+
+
+def test_what_to_change_first_is_shown_everywhere() -> None:
+    data = {**recompiles(), "change_first": CHANGE_FIRST}
+    out = io.StringIO()
+    terminal.show(data, file=out, width=120)
+    edit = "block.compile(dynamic=True); torch._dynamo.mark_dynamic(x, 1)"
+    assert (
+        "Change first (proved together)\n"
+        "  1. torch._inductor.config.triton.mix_order_reduction = False [compiles 4 -> 2, findings 2 -> 1]\n"
+        f"  2. {edit} [compiles 2 -> 1]\n"
+    ) in out.getvalue()
+    page = markdown.render(data)
+    assert f"2. `{edit}` (compiles 2 -> 1)" in page and "## Change first" in page
+    assert "<h2>Change first</h2>" in html.render(data) and edit in html.render(data)
+    assert "Change first" not in markdown.render(recompiles()) + html.render(recompiles())
+
+
+def test_a_step_of_diagnosis_is_never_shown_as_the_fix() -> None:
+    learn = {"summary": "run with backend eager", "applicability": "diagnosis", "verified": None}
+    words = {"summary": "drop the hook", "applicability": "by_hand", "verified": None}
+    assert wording.best_remedy({"remedies": [learn, words]}) is words
+    assert wording.best_remedy({"remedies": [learn]}) is None
+    assert wording.remedy_mark(learn) == "to learn more, no fix"

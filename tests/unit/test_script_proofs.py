@@ -10,6 +10,8 @@ import pytest
 from cftdiag.check import script_proofs
 from cftdiag.check.launchers import Launch
 from cftdiag.check.script import RankEnd, Rehearsed, ScriptOptions
+from cftdiag.details import CompileDetail
+from cftdiag.events import Code, Event
 from cftdiag.findings import Finding, Remedy
 from cftdiag.monitor.recorded_run import Run
 from cftdiag.rehearse.settings import Outcome
@@ -19,13 +21,26 @@ SETTING = Remedy(summary="setting", change={"torch._dynamo.config.assume_static_
 OWN = Remedy(summary="the script's", change={"drop_last": True})
 WORDS = Remedy(summary="words")
 RECOMPILE = Finding(
-    kind="recompile", cause="seq_len", severity="warning", count=2, remedies=(OWN, SETTING, DYNAMIC, WORDS)
+    kind="recompile",
+    cause="seq_len",
+    severity="warning",
+    count=2,
+    steps=(3,),
+    remedies=(OWN, SETTING, DYNAMIC, WORDS),
 )
+
+
+def compiles_at(step: int) -> Event:
+    code = Code(qualname="forward", file="train.py", line=1)
+    return Event(kind="compile", time=0.0, rank=3, step=step, code=code, detail=CompileDetail(status="ok"))
 
 
 def rehearsed(*findings: Finding) -> Rehearsed:
     run = Run(path=Path("run"), meta={}, sessions=())
     run.__dict__["findings"] = findings
+    # what a finding is about compiles at its steps
+    steps = [1, *(step for finding in findings for step in finding.steps)]
+    run.__dict__["events"] = tuple(compiles_at(step) for step in steps)
     end = RankEnd(
         rank=3, exit_code=0, timed_out=False, outcome=Outcome(torch="2.13.0"), last_words="", seconds=1.0
     )

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 
 from torch import nn
 
+from cftdiag.torch_private.wrappers import strip
 from trainer.osft.linear import FACTORS
 from trainer.osft.surgery import Target
-from trainer.weights import plain_name
 
 LEAST = 0.9
 """A share of the blocks' parameters below which the user is warned."""
@@ -62,7 +62,7 @@ def coverage(model: nn.Module, blocks: Iterable[str], targets: Sequence[Target])
     inside: dict[str, int] = {}
     outside: dict[str, int] = {}
     for long_name, parameter in model.named_parameters():
-        name = plain_name(long_name)
+        name = strip(long_name)
         parent, _, child = name.rpartition(".")
         if name in protected or (parent in holders and child in FACTORS):
             continue

@@ -7,7 +7,6 @@ call is wrapped instead.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import inspect
 import os
 from collections import Counter
@@ -27,27 +26,20 @@ from cftdiag.torch_private.wrappers import strip, unwrap
 SAME_FAILURES = 2
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Call:
-    """Arguments of the first training call of a compiled module, detached copies."""
-
-    fqn: str
-    module: torch.nn.Module
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
+#: Called with a compiled module's name, arguments and keyword arguments ahead of each call.
+OnCall = Callable[[str, tuple[Any, ...], Mapping[str, Any]], None]
 
 
 class Watch:
-    """Wraps compiled calls: counts them, keeps the first arguments, and in the fullgraph pass keeps a block's
+    """Wraps compiled calls: counts them, tells ``on_call`` of each, and in the fullgraph pass keeps a block's
     failure to itself.
     """
 
-    def __init__(self, *, isolate: bool, keep_calls: bool) -> None:
-        self.isolate, self.keep_calls = isolate, keep_calls
+    def __init__(self, *, isolate: bool, on_call: OnCall) -> None:
+        self.isolate, self._on_call = isolate, on_call
         self.kinds: Mapping[str, str] = {}
         self.calls: Counter[str] = Counter()
         self.fullgraph: dict[str, bool] = {}
-        self.first_calls: dict[str, Call] = {}
         self.saved_hooks: dict[str, dict[str, Any]] = {}
         self.late_hooks: list[dict[str, Any]] = []
         self.backends: set[str] = set()
@@ -94,12 +86,9 @@ class Watch:
         self.calls[fqn] += 1
         if fqn not in self._hooks:
             self._hooks[fqn] = (module, _hooks(module))
-            if self.keep_calls and torch.is_grad_enabled():
-                self.first_calls[fqn] = Call(
-                    fqn=fqn, module=module, args=_copies(args), kwargs=_copies(kwargs)
-                )
         for mark, wanted in self.marks.items():
             _mark(mark, module, args, kwargs, wanted)
+        self._on_call(fqn, args, kwargs)
         hooks = dynamo.top_saved_tensors_default_hooks(False)
         if hooks is not None:
             self._saved_hooks(fqn, hooks[0])
@@ -219,13 +208,6 @@ def _hooks(module: torch.nn.Module) -> set[tuple[str, str, int]]:
     return {
         (path, attribute, key) for path, inner in module.named_modules() for attribute, key, _ in hooks(inner)
     }
-
-
-def _copies(tree: Any) -> Any:
-    def copy(value: torch.Tensor) -> torch.Tensor:
-        return value.detach().clone().requires_grad_(value.requires_grad)
-
-    return tree_map_only(torch.Tensor, copy, tree)
 
 
 def _mark(

@@ -1,23 +1,22 @@
 """Compiled against eager: losses and gradients under one seed, with randomness that both draw alike.
 
-Two comparisons, because each sees what the other cannot. The whole step, run once under
-``set_stance("force_eager")`` and once compiled, sees a wrong loss wherever it is compiled. Each compiled
-module alone, called again with the arguments of its first training call, sees gradients that never reach a
-parameter.
+The whole training step decides: it is run once under ``set_stance("force_eager")`` and once compiled, each
+from a virgin model in a process of its own, under the same seeds. Compared are the losses, the gradient of
+each parameter, and the gradient that each compiled module hands back to what came before it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy
 import torch
 
-from cftdiag.passes.compiled_calls import Call
 from cftdiag.torch_private import dynamo, inductor, tracing
 
 STEPS = 2  # the first step may still have zero gradients somewhere (LoRA's B), the second has none
@@ -54,9 +53,15 @@ class Trace:
         return found
 
 
-def record(model: torch.nn.Module) -> Trace:
+def seed_everything(seed: int) -> None:
+    """Seed every generator that a training step may draw from: torch's, Python's and numpy's."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    numpy.random.seed(seed)
+
+
+def record(model: torch.nn.Module, trace: Trace) -> None:
     """Record each gradient when it is accumulated, so that a step that drops its gradients is seen too."""
-    trace = Trace()
 
     def hook_for(name: str) -> Callable[[torch.Tensor], None]:
         def hook(parameter: torch.Tensor) -> None:
@@ -69,20 +74,55 @@ def record(model: torch.nn.Module) -> Trace:
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             parameter.register_post_accumulate_grad_hook(hook_for(name))
-    return trace
+
+
+def record_inputs(trace: Trace, fqn: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Record the gradients that a call of module ``fqn`` hands back to its arguments.
+
+    The hooks sit on the nodes that made the arguments: one on the tensor itself would be traced.
+    """
+    if not torch.is_grad_enabled() or dynamo.in_backward():
+        return
+    for i, value in enumerate(tracing.tree_leaves((args, kwargs))):
+        if isinstance(value, torch.Tensor) and value.requires_grad:
+            edge = torch.autograd.graph.get_gradient_edge(value)
+            kept = trace.gradients.setdefault(f"{fqn} input {i}", [])
+            edge.node.register_prehook(_keeper(kept, edge.output_nr))
+
+
+def _keeper(kept: list[torch.Tensor], index: int) -> Callable[[Any], None]:
+    def keep(gradients: Any) -> None:
+        value = gradients[index]
+        if value is not None and len(kept) < KEEP:
+            kept.append(value.detach().clone())
+
+    return keep
+
+
+def wrong_module(names: Iterable[str], modules: Sequence[str]) -> str | None:
+    """The module at fault, of ``modules`` in model order, given the names of values that differ: the last one
+    touched, because backward carries a wrong gradient from there to those before.
+    """
+    touched = {name.split(" input ")[0] for name in names}
+    return next((m for m in reversed(modules) if any(t == m or t.startswith(f"{m}.") for t in touched)), None)
 
 
 def compare(
     reference: Mapping[str, torch.Tensor], found: Mapping[str, torch.Tensor], precision: str
 ) -> list[dict[str, Any]]:
-    """Values that differ by more than rounding, worst first; a value that only one side has counts as
-    different.
+    """Values that differ by more than rounding, worst first.
+
+    A value that only one side has counts as different, unless it is a gradient of zeros: an unused parameter
+    may have either.
     """
     tolerance = TOLERANCE[precision]
     largest = max((v.double().norm().item() for n, v in reference.items() if ".grad" in n), default=0.0)
     wrong = []
     for name in sorted(set(reference) | set(found)):
         left, right = reference.get(name), found.get(name)
+        only = left if right is None else right if left is None else None
+        if only is not None and ".grad" in name and not only.any():
+            continue
         if left is None or right is None or left.shape != right.shape:
             wrong.append(
                 {
@@ -126,88 +166,6 @@ def precision_of(model: torch.nn.Module, batches: Any) -> str:
     ]
     low = any(isinstance(t, torch.Tensor) and t.dtype in _LOW for t in tensors)
     return "low" if low or torch.is_autocast_enabled("cpu") else "high"
-
-
-def compare_call(call: Call, seed: int, precision: str) -> list[dict[str, Any]]:
-    """Run one module eagerly and compiled on the same arguments and cotangents; values that differ, or []
-    when eager differs from itself.
-    """
-    with torch.compiler.set_stance("force_eager"):
-        eager = _run(call, seed)
-        again = _run(call, seed)
-    if eager is None or again is None or compare(eager, again, precision):
-        return []  # the module does not repeat itself: nothing can be said
-    dynamo.reset()
-    compiled = _run(call, seed)
-    return [] if compiled is None else compare(eager, compiled, precision)
-
-
-def _run(call: Call, seed: int) -> dict[str, torch.Tensor] | None:
-    args, kwargs = tracing.tree_map_only(
-        torch.Tensor,
-        lambda t: t.detach().clone().requires_grad_(t.is_floating_point()),
-        (call.args, call.kwargs),
-    )
-    parameters = {n: p for n, p in call.module.named_parameters() if p.requires_grad}
-    with _state_restored(call.module):
-        torch.manual_seed(seed)
-        # modules such as activation checkpoints mutate their inputs' history: a non-leaf copy is what they
-        # get in training too
-        moved = tracing.tree_map_only(
-            torch.Tensor, lambda t: t * 1 if t.is_floating_point() else t, (args, kwargs)
-        )
-        output = call.module(*moved[0], **moved[1])
-        outputs = [
-            x
-            for x in tracing.tree_leaves(_plain(output))
-            if isinstance(x, torch.Tensor) and x.is_floating_point()
-        ]
-        differentiable = [x for x in outputs if x.requires_grad]
-        if not differentiable:
-            return None
-        generator = torch.Generator().manual_seed(seed + 1)
-        cotangents = [torch.randn(x.shape, generator=generator).to(x.dtype) for x in differentiable]
-        inputs = [
-            x for x in tracing.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor) and x.requires_grad
-        ]
-        wanted = [*inputs, *parameters.values()]
-        gradients = torch.autograd.grad(differentiable, wanted, cotangents, allow_unused=True)
-    found = {f"{call.fqn} output {i}": x.detach() for i, x in enumerate(outputs)}
-    names = [f"{call.fqn} input {i}.grad" for i in range(len(inputs))] + [
-        f"{call.fqn}.{n}.grad" for n in parameters
-    ]
-    found |= {name: g.detach() for name, g in zip(names, gradients, strict=True) if g is not None}
-    return found
-
-
-def _plain(output: Any) -> Any:
-    return dict(output) if isinstance(output, Mapping) else output
-
-
-@contextlib.contextmanager
-def _state_restored(module: torch.nn.Module) -> Iterator[None]:
-    """Put buffers and plain attributes back: a step counter must not make two runs differ."""
-    buffers = {n: b.detach().clone() for n, b in module.named_buffers()}
-    plain = [
-        (
-            m,
-            {
-                k: copy.copy(v)
-                for k, v in vars(m).items()
-                if isinstance(v, (bool, int, float, str, list, dict)) and not k.startswith("_")
-            },
-        )
-        for m in module.modules()
-    ]
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for name, buffer in module.named_buffers():
-                if name in buffers and buffer.shape == buffers[name].shape:
-                    buffer.copy_(buffers[name])
-        for owner, values in plain:
-            vars(owner).update(values)
 
 
 @contextlib.contextmanager

@@ -106,11 +106,12 @@ class _Pass:
             self.mode = "fullgraph" if whole else "collect"
         self.model_class = type(self.subject.model).__name__  # before FSDP2 gives it a class of its own
         self.build_seconds = time.monotonic() - started
-        self.watch = Watch(isolate=self.mode == "fullgraph", keep_calls=self.mode == "numerics")
+        self.watch = Watch(isolate=self.mode == "fullgraph", on_call=self.called)
         self.watch.marks = {"mark_dynamic": options.mark_dynamic, "mark_unbacked": options.mark_unbacked}
         self.kinds: dict[str, str] = {}
         self.losses: list[Any] = []
         self.trained: set[str] = set()
+        self.trace = numerics.Trace()
         self.untouched: list[str] = []
         """Stacks taken by default that the training step never calls."""
         self.skip: Any = fastforward.SkipMode if self.prepared.weightless else contextlib.nullcontext
@@ -141,6 +142,10 @@ class _Pass:
                 self.result(recorder)
         finally:
             self.watch.undo()
+
+    def called(self, fqn: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        if self.mode in ("reference", "numerics"):
+            numerics.record_inputs(self.trace, fqn, args, kwargs)
 
     def observe(self, event: Event) -> None:
         self.requests.see(event)
@@ -229,8 +234,8 @@ class _Pass:
         self.watch_gradients()
         if self.mode in ("reference", "numerics"):
             batches = batches[: numerics.STEPS]
-            self.trace = numerics.record(self.subject.model)
-            torch.manual_seed(SEED)
+            numerics.record(self.subject.model, self.trace)
+            numerics.seed_everything(SEED)
         try:
             for i, batch in enumerate(batches):
                 self.one_step(i, batch, recorder)
@@ -430,17 +435,10 @@ class _Pass:
             return None
         precision = numerics.precision_of(self.subject.model, self.subject.batches)
         wrong = numerics.compare(torch.load(self.task.compare), found, precision)
-        if self.mode == "numerics" and not wrong:
-            seen = set()
-            for call in self.watch.first_calls.values():
-                kind = self.kinds.get(call.fqn, call.fqn)
-                if kind not in seen and not wrong:
-                    seen.add(kind)
-                    wrong = [dict(w, block=call.fqn) for w in numerics.compare_call(call, SEED, precision)]
         worst = wrong[0] if wrong else None
-        if worst is not None and "block" not in worst:
-            worst["block"] = next(
-                (fqn for fqn, _ in self.blocks if worst["name"].startswith(fqn + ".")), None
+        if worst is not None:
+            worst["block"] = numerics.wrong_module(
+                [w["name"] for w in wrong], [fqn for fqn, _ in self.blocks]
             )
         return {
             "ok": not wrong,

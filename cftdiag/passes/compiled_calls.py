@@ -19,7 +19,6 @@ from cftdiag.capture import Recorder, counting, track
 from cftdiag.torch_private import compiled_call, dynamo
 from cftdiag.torch_private.dynamo import is_compile_failure
 from cftdiag.torch_private.objects import HOOKS, hooks
-from cftdiag.torch_private.tracing import tree_map_only
 from cftdiag.torch_private.wrappers import strip, unwrap
 
 #: After this many blocks of one kind failed at the same line, the others of that kind are not tried again.

@@ -32,6 +32,12 @@ from cftdiag.subject import Origin, Subject, as_subject
 from cftdiag.torch_private.tracing import tree_leaves
 
 
+_NO_CACHE = (
+    "use_cache=False, as a trainer sets it; with the config's own use_cache=True a plain model(**batch) "
+    "compiles once a layer (cftdiag explain kv_cache)"
+)
+
+
 @dataclasses.dataclass(kw_only=True)
 class Prepared:
     """What a pass runs. ``step`` is None where the program's own training step is meant; ``shapes`` holds
@@ -47,6 +53,8 @@ class Prepared:
     training: TrainRecipe = dataclasses.field(default_factory=TrainRecipe)
     changes: dict[str, Any] = dataclasses.field(default_factory=dict)
     """What the options say over the subject's own compile arguments."""
+    assumed: tuple[str, ...] = ()
+    """What the program here does otherwise than a plain ``model(**batch)`` would, in sentences."""
 
     def backend(self) -> tuple[Any, str]:
         """(backend, depth it reaches); raises :class:`InputError` for one that cannot run on weights that are
@@ -103,6 +111,7 @@ def _from_config(origin: Origin, o: CheckOptions) -> Prepared:
     layers: Any = {"all": None, "auto": "auto"}.get(o.layers, o.layers)
     try:
         config = load_config(source, trust_remote_code=o.trust_remote_code)
+        cached = bool(getattr(config, "use_cache", False))
         count = getattr(config, "num_hidden_layers", None)
         if o.layers.isdigit() and isinstance(count, int) and int(o.layers) > count:
             raise InputError(f"--layers {o.layers}: the model has {count}")
@@ -132,6 +141,7 @@ def _from_config(origin: Origin, o: CheckOptions) -> Prepared:
         weightless=not real,
         shapes=[(b.batch_size, b.length) for b in batches],
         training=_training(model, o),
+        assumed=(_NO_CACHE,) if cached else (),
         compile_kwargs={
             "dynamic": DYNAMIC[o.dynamic or "true"],
             "fullgraph": o.fullgraph,

@@ -414,7 +414,8 @@ class _Pass:
     def undetermined(self) -> tuple[Assumption, ...]:
         """What the verdict does not know: values that were assumed, and what an absent device would decide."""
         made_up = fastforward.undetermined() if self.prepared.weightless else []
-        notes = [Assumption(meaning=note["meaning"], what=note["what"]) for note in made_up]
+        notes = [Assumption(meaning=text) for text in self.prepared.assumed]
+        notes += [Assumption(meaning=note["meaning"], what=note["what"]) for note in made_up]
         if self.options.target is not None:
             from cftdiag.target import assumptions
 

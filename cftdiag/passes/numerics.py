@@ -39,6 +39,8 @@ class Trace:
 
     losses: list[float | None] = dataclasses.field(default_factory=list)
     gradients: dict[str, list[torch.Tensor]] = dataclasses.field(default_factory=dict)
+    nodes: list[Any] = dataclasses.field(default_factory=list)
+    """Nodes with a hook: that of a leaf lives no longer than somebody holds it."""
 
     def named(self) -> dict[str, torch.Tensor]:
         """Every recorded value by name."""
@@ -86,6 +88,7 @@ def record_inputs(trace: Trace, fqn: str, args: tuple[Any, ...], kwargs: Mapping
     for i, value in enumerate(tracing.tree_leaves((args, kwargs))):
         if isinstance(value, torch.Tensor) and value.requires_grad:
             edge = torch.autograd.graph.get_gradient_edge(value)
+            trace.nodes.append(edge.node)
             kept = trace.gradients.setdefault(f"{fqn} input {i}", [])
             edge.node.register_prehook(_keeper(kept, edge.output_nr))
 

@@ -7,6 +7,9 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
+
+from cftdiag.passes import numerics
 
 PROGRAM = """
 import json, sys
@@ -107,3 +110,31 @@ def test_no_false_alarm(warm, name):
 def test_a_loss_that_is_wrong_only_when_compiled(warm):
     found = [f for f in findings(warm, "fused loss") if f["kind"] == "numerics"]
     assert found and found[0]["cause"] == "silent_wrong_numerics" and found[0]["severity"] == "error"
+
+
+def test_a_gradient_of_zeros_and_none_are_alike() -> None:
+    some = {"w.grad": torch.ones(2)}
+    assert not numerics.compare(some | {"unused.grad": torch.zeros(2)}, some, "high")
+    assert not numerics.compare(some, some | {"unused.grad": torch.zeros(2)}, "high")
+    [wrong] = numerics.compare(some | {"used.grad": torch.ones(2)}, some, "high")
+    assert wrong["name"] == "used.grad"
+    [wrong] = numerics.compare({"loss of step 1": torch.zeros(())}, {}, "high")
+    assert wrong["name"] == "loss of step 1"
+
+
+def test_what_a_module_hands_back_is_recorded_for_leaves_and_others() -> None:
+    trace = numerics.Trace()
+    layer = torch.nn.Linear(2, 2)
+    for x in (torch.ones(3, 2, requires_grad=True), torch.ones(3, 2, requires_grad=True) * 2):
+        numerics.record_inputs(trace, "layers.0", (x,), {})
+        (layer(x).sum() + x.sum()).backward()
+    first, second = trace.gradients["layers.0 input 0"]
+    expected = layer.weight.sum(0).expand(3, 2) + 1
+    assert torch.allclose(first, expected) and torch.allclose(second, expected)
+
+
+def test_the_module_at_fault_is_the_last_one_that_differs() -> None:
+    modules = ["layers.0", "layers.1", "layers.2", "layers.10"]
+    assert numerics.wrong_module(["layers.0 input 0.grad", "layers.1.lin.weight.grad"], modules) == "layers.1"
+    assert numerics.wrong_module(["emb.weight.grad", "layers.1 input 0.grad"], modules) == "layers.1"
+    assert numerics.wrong_module(["loss of step 1"], modules) is None

@@ -31,7 +31,6 @@ from cftdiag.recipe.loss import has_own_head
 from cftdiag.subject import Origin, Subject, as_subject
 from cftdiag.torch_private.tracing import tree_leaves
 
-
 _NO_CACHE = (
     "use_cache=False, as a trainer sets it; with the config's own use_cache=True a plain model(**batch) "
     "compiles once a layer (cftdiag explain kv_cache)"

@@ -149,19 +149,23 @@ def _of_compiling(run: Run, ends: Sequence[RankEnd]) -> Run:
 @contextlib.contextmanager
 def _scratch(keep: str | None) -> Iterator[Path]:
     try:
-        folder = Path(tempfile.mkdtemp(prefix="cftdiag-rehearsal-"))
+        if keep is None:
+            folder = Path(tempfile.mkdtemp(prefix="cftdiag-rehearsal-"))
+        else:
+            # where it is to stay: a copy would fill the holes of checkpoints
+            folder = Path(keep).absolute()
+            folder.mkdir(parents=True, exist_ok=True)
         (folder / "run" / rundir.EVENTS).mkdir(parents=True)
         (folder / "run" / rundir.RANKS).mkdir()
     except OSError as error:
         raise EnvironmentUnfit(
-            f"no temporary directory can be made ({error}); free disk space or set TMPDIR"
+            f"no scratch folder can be made ({error}); free disk space, set TMPDIR or give another --keep"
         ) from error
     try:
         yield folder
-        if keep is not None:
-            shutil.copytree(folder, keep, dirs_exist_ok=True, symlinks=True)
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        if keep is None:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 class _Ranks:

@@ -15,6 +15,7 @@ from cftdiag.events import Event
 from cftdiag.findings import Finding, verdict
 from cftdiag.monitor.alarms import NOT_REACHED
 from cftdiag.monitor.event_cause import argument_shape
+from cftdiag.monitor.run_files import Step
 
 _WHOLE = "<root>"
 
@@ -30,9 +31,9 @@ def build(rehearsed: Rehearsed, options: ScriptOptions, findings: tuple[Finding,
         word = "error"
     first = rehearsed.ends[0].rank
     batches: list[dict[str, Any]] = [
-        {"step": step.step, "shapes": [list(shape) for shape in step.shapes]}
+        {"step": step.step, "shapes": shapes}
         for step in rehearsed.run.steps
-        if step.rank == first and step.shapes
+        if step.rank == first and (shapes := _shapes(rehearsed, step))
     ]
     versions = environment()
     if outcome is not None and outcome.torch is not None:
@@ -70,6 +71,18 @@ def build(rehearsed: Rehearsed, options: ScriptOptions, findings: tuple[Finding,
         },
         coverage=_coverage(end, compiled=bool(compiles)),
     )
+
+
+def _shapes(rehearsed: Rehearsed, step: Step) -> list[list[int]]:
+    """(rows, length) of a step's batches; of the first step, in which nothing is watched yet, what it compiled for."""
+    if step.shapes:
+        return [list(shape) for shape in step.shapes]
+    compiled = (
+        event.detail.batch or argument_shape(event)
+        for event in rehearsed.run.events
+        if event.kind == "compile" and (event.rank, event.step) == (step.rank, step.step)
+    )
+    return [list(batch) for batch in compiled if batch][:1]
 
 
 def ended(end: RankEnd, options: ScriptOptions) -> str:

@@ -73,3 +73,15 @@ def test_accelerate_says_what_it_would_start(tmp_path: Path) -> None:
     data = rehearse(tmp_path, "--", *accelerate, str(SCRIPTS / "accelerate_loop.py"))
     assert data["script"]["launcher"] == "accelerate"
     assert data["subject"]["world_size"] == 2
+
+
+@pytest.mark.slow
+def test_hub_model_by_its_name_needs_no_weights(tmp_path: Path) -> None:
+    data = rehearse(tmp_path, "--", sys.executable, str(SCRIPTS / "pretrained.py"))
+    assert data["subject"]["parameters"] == 596_049_920
+    assert {(b["fqn"], b["graphs"], b["fullgraph"]) for b in data["blocks"]} == {
+        (f"model.layers.{i}", 1, True) for i in range(28)
+    }
+    assert data["subject"]["lengths"] == [64, 96, 80]
+    assert len(data["compiles"]) == 1 and data["timing"]["peak_rss_gb"] < 2
+    assert any(path.endswith("saved/model.safetensors") for path in data["script"]["written"])

@@ -66,6 +66,16 @@ def test_blocks_of_one_kind_share_graphs_and_others_do_not() -> None:
     assert "1 file went to a scratch folder" in lines[1]
 
 
+def test_first_step_has_the_batch_that_it_compiled_for() -> None:
+    seen = rehearsed(compiled("layers.0", 1, "0/0"))
+    (session,) = seen.run.sessions
+    session.steps[0] = dataclasses.replace(session.steps[0], shapes=())
+    session.steps[1] = dataclasses.replace(session.steps[1], shapes=())
+    data = build(seen, OPTIONS, ()).to_dict()
+    assert [batch["step"] for batch in data["script"]["batches"]] == [1, 3]
+    assert data["subject"]["lengths"] == [16, 16]
+
+
 def test_layers_of_a_model_compiled_as_a_whole_are_named() -> None:
     outcome = Outcome(torch="2.13.0", members=(("model.layers.0", "Layer"), ("model.layers.1", "Layer")))
     report = build(rehearsed(compiled("<root>", 1, "0/0"), outcome=outcome), OPTIONS, ())

@@ -10,6 +10,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from cftdiag.frames import Frame
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class TensorArgument:
@@ -47,9 +49,11 @@ class Symbol:
     source: Any = None
     sources: Any = None
     reason: Any = None
+    line: Frame | None = None
+    """The line that turned the symbol into a constant."""
 
     OPTIONAL: ClassVar[frozenset[str]] = frozenset(
-        {"symbol", "val", "value", "vr", "source", "sources", "reason"}
+        {"symbol", "val", "value", "vr", "source", "sources", "reason", "line"}
     )
 
 
@@ -136,6 +140,10 @@ class MissDetail(Detail):
     parameters: Mapping[str, str] = dataclasses.field(default_factory=dict)
     self_name: str | None = None
     """The parameter that holds the block's own module."""
+    free: tuple[str, ...] = ()
+    """Free variables of the compiled code: what a decorator's wrapper closes over."""
+    forward: Frame | None = None
+    """The block's own ``forward``, where another function (a base class's ``__call__``) was compiled."""
     fullgraph: bool | None = None
     under_checkpoint: bool = False
     raised: bool = False
@@ -271,6 +279,10 @@ def argument(data: Mapping[str, Any]) -> Argument:
     return read
 
 
+def _frame(value: Any) -> Frame | None:
+    return None if value is None else _object(Frame, value)
+
+
 def _same(value: Any) -> Any:
     return value
 
@@ -288,6 +300,9 @@ _READ: Mapping[str, Any] = {
     "changed": lambda value: {source: (pair[0], pair[1]) for source, pair in (value or {}).items()},
     "symbols": lambda value: tuple(_object(Symbol, item) for item in value or ()),
     "hints": lambda value: tuple(value or ()),
+    "free": lambda value: tuple(value or ()),
+    "line": lambda value: _frame(value) if isinstance(value, Mapping) else value,
+    "forward": lambda value: _frame(value),
     "shape": _tuple,
     "batch": _tuple,
     "seconds": _tuple,

@@ -26,6 +26,9 @@ from cftdiag.details import (
     MissDetail,
     StepDetail,
 )
+from cftdiag.frames import Frame
+
+__all__ = ["KINDS", "SCHEMA", "Code", "Event", "Frame", "Guard", "Reason", "read_events", "write_events"]
 
 _D = TypeVar("_D", bound=Detail)
 
@@ -36,17 +39,6 @@ RESUME = "torch_dynamo_resume_in_"
 
 #: Every kind of event, in the order in which a region usually meets them.
 KINDS = ("compile", "graph_break", "recompile", "limit_hit", "cache", "graph_output", "error", "step")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Frame:
-    """One line of a Python stack, in the user's, the model's or a library's code."""
-
-    file: str | None = None
-    line: int | None = None
-    function: str | None = None
-    code: str | None = None
-    """The source line, stripped."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,7 +58,9 @@ class Guard:
     value_type: str | None = None
     """Type name of ``actual`` (``int``, ``str``, ``NoneType``, ``Tensor``), where known."""
     owner: str | None = None
-    """What holds an attribute that is read from a global: ``class``, ``module`` or ``object``, where seen."""
+    """What holds the guarded value, where seen: of a global's attribute ``class``, ``module`` or ``object``; of a
+    part of a transformers cache of keys and values ``cache``.
+    """
     condition: Condition = dataclasses.field(init=False, repr=False, compare=False)
     """The expression, read once, with the values above; no part of the JSON."""
 

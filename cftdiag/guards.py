@@ -310,6 +310,25 @@ def parts(source: str, start: int = 0) -> list[str]:
     ]
 
 
+def holders(source: str) -> list[str]:
+    """Every part of a source that holds the next one, outermost first: ``a``, ``a.b`` of ``a.b['c']``."""
+    try:
+        node: ast.expr = ast.parse(source, mode="eval").body
+    except (SyntaxError, ValueError):
+        return []
+    found = []
+    while isinstance(node, (ast.Attribute, ast.Subscript)):
+        node = node.value
+        found.append(ast.unparse(node))
+    return [part for part in reversed(found) if part not in ("L", "G")]
+
+
+def size_term(source: str) -> Term | None:
+    """``x.size()[1]`` as what it names; None for anything else."""
+    terms = read(f"{source} == 0").terms
+    return terms[0] if terms and terms[0].what == "size" else None
+
+
 def pretty(source: str) -> str:
     """A source as the user wrote it: ``s._modules['d'].p`` becomes ``s.d.p``, ``G['Cfg'].scale`` ``Cfg.scale``."""
     source = re.sub(

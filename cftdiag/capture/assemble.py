@@ -14,7 +14,14 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from cftdiag.capture import capture_ends, recompile_reasons, torch_texts
-from cftdiag.capture.compile_state import Compile, Live, closest_guard, recorded_code, seconds_by_phase
+from cftdiag.capture.compile_state import (
+    Compile,
+    Live,
+    closest_guard,
+    recorded_code,
+    recorded_line,
+    seconds_by_phase,
+)
 from cftdiag.capture.record import CACHE_ARTIFACTS, GRAPHS, WANTED, Record
 from cftdiag.details import CacheDetail, CompileDetail, Detail, GraphDetail, LimitDetail, MissDetail, Symbol
 from cftdiag.events import Code, Event
@@ -73,11 +80,7 @@ class Assembler:
         if state.code is not None:
             self._codes[cid] = state.code
         if live is not None:
-            state.arguments, state.parameters, state.self_name = (
-                live.arguments(),
-                live.parameters(),
-                live.self_name(),
-            )
+            state.look(live)
         self.owners.setdefault(cid, (state.block, state.block_class))
         if not state.missed:
             return []
@@ -102,11 +105,7 @@ class Assembler:
         misses = [recompile_reasons.parse(text) for text in found]
         if live is not None:
             counted = live.misses(misses)
-            state.arguments, state.parameters, state.self_name = (
-                live.arguments(),
-                live.parameters(),
-                live.self_name(),
-            )
+            state.look(live)
         else:
             counted = [(miss, None, {}) for miss in misses]
         if state.code is None:
@@ -295,8 +294,14 @@ class Assembler:
         if record.name == "create_unbacked_symbol":
             state.unbacked = True
         wanted = ("symbol", "val", "value", "vr", "source", "sources", "reason")
-        symbol = Symbol(record=record.name, **{k: data[k] for k in wanted if k in data})
-        if symbol not in state.symbols[-_SYMBOLS:] and len(state.symbols) < _SYMBOLS:
+        fixed = record.name == "symbolic_shape_specialization"
+        symbol = Symbol(
+            record=record.name,
+            line=recorded_line(data.get("user_stack")) if fixed else None,
+            **{k: data[k] for k in wanted if k in data},
+        )
+        same = [known for known in state.symbols if known.record == record.name]
+        if symbol not in same and len(same) < _SYMBOLS:
             state.symbols.append(symbol)
 
     def _owned(self, kind: str, record: Record, detail: Detail) -> Event:
@@ -335,6 +340,8 @@ def _missed(cls: type[_M], state: Compile, *, raised: bool, **limit: Any) -> _M:
         arguments=state.arguments,
         parameters=state.parameters,
         self_name=state.self_name,
+        free=state.free,
+        forward=state.forward,
         fullgraph=state.fullgraph,
         under_checkpoint=state.under_checkpoint,
         raised=raised,

@@ -45,7 +45,10 @@ def wrap_call(module: Any, before: Callable[[tuple[Any, ...], dict[str, Any]], N
 
 
 def batch_shape(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, int] | None:
-    """(rows, length) of the first tensor of two dimensions or more; token ids before activations."""
+    """(rows, length) of the first tensor of two dimensions or more; token ids before activations.
+
+    Activations of that length may have more rows: position ids are often one row for all.
+    """
     import torch
 
     tensors = [
@@ -54,7 +57,8 @@ def batch_shape(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, int
     if not tensors:
         return None
     ids = next((t for t in tensors if t.dim() == 2 and not t.is_floating_point()), tensors[0])
-    return int(ids.shape[0]), int(ids.shape[1])
+    rows = max(int(t.shape[0]) for t in tensors if t is ids or (t.dim() == 3 and t.shape[1] == ids.shape[1]))
+    return rows, int(ids.shape[1])
 
 
 def forward_codes(module: Any) -> set[tuple[str, int]]:

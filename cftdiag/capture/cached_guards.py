@@ -99,7 +99,10 @@ def complete(guard: Guard, scope: dict[str, Any]) -> Guard:
     condition = guard.condition
     if condition.kind == "state" and "grad_mode" in str(condition.key):
         return _in_grad_mode(guard)
-    if source is None or guard.value_type is not None:
+    if source is None:
+        return guard
+    guard = dataclasses.replace(guard, owner=_owner(guard, scope))
+    if guard.value_type is not None:
         return guard
     reached, value = _value(source, scope)
     if not reached:
@@ -114,13 +117,18 @@ def complete(guard: Guard, scope: dict[str, Any]) -> Guard:
         guard,
         actual=guard.actual or short_repr(value),
         value_type=type(value).__name__,
-        owner=_owner(guard, scope),
     )
 
 
 def _owner(guard: Guard, scope: dict[str, Any]) -> str | None:
-    """What holds the attribute of a global that a guard reads: a class, a module or another object."""
+    """What holds what a guard reads: a cache of keys and values; of a global's attribute a class, a module or
+    another object.
+    """
     condition = guard.condition
+    for holder in guards.holders(guards.full_source(condition.source)):
+        reached, value = _value(holder, scope)
+        if reached and type(value).__module__ == "transformers.cache_utils":
+            return "cache"
     if condition.root != "G" or not condition.attributes:
         return None
     holder = condition.source.removesuffix(f".{condition.attributes[-1]}")

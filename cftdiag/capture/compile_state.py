@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from cftdiag.capture.recompile_reasons import Miss
+from cftdiag.capture.torch_texts import is_torch
 from cftdiag.details import Argument, Symbol
 from cftdiag.events import RESUME, Code, Frame, Guard, Reason
 
@@ -31,6 +32,12 @@ class Live(Protocol):
 
     def self_name(self) -> str | None:
         """The parameter that holds the block's own module."""
+
+    def free(self) -> tuple[str, ...]:
+        """Free variables of the compiled code."""
+
+    def forward(self) -> Frame | None:
+        """The block's own ``forward``, where that is not the compiled code."""
 
     def parameters(self) -> dict[str, str]:
         """``args[0]`` -> parameter name of the block's ``forward``."""
@@ -63,6 +70,8 @@ class Compile:
     arguments: dict[str, Argument] = dataclasses.field(default_factory=dict)
     parameters: dict[str, str] = dataclasses.field(default_factory=dict)
     self_name: str | None = None
+    free: tuple[str, ...] = ()
+    forward: Frame | None = None
     # a miss
     missed: bool = False
     time: float = 0.0
@@ -78,6 +87,11 @@ class Compile:
     error: str | None = None
     error_type: str = ""
     error_block: tuple[str, str | None] | None = None
+
+    def look(self, live: Live) -> None:
+        """Note what the call that is being compiled was given."""
+        self.arguments, self.parameters = live.arguments(), live.parameters()
+        self.self_name, self.free, self.forward = live.self_name(), live.free(), live.forward()
 
     def restart(self) -> None:
         """Forget what the attempt before found."""
@@ -107,6 +121,23 @@ def recorded_code(data: Any) -> Code | None:
     last = stack[-1]
     return Code(
         qualname=str(last.get("name")), file=str(last.get("filename")), line=int(last.get("line") or 0)
+    )
+
+
+def recorded_line(stack: Any) -> Frame | None:
+    """The innermost line of a recorded user stack that is not torch's own plumbing."""
+    found = [
+        Frame(
+            file=str(item.get("filename")),
+            line=item.get("line"),
+            function=item.get("name"),
+            code=(item.get("loc") or "").strip() or None,
+        )
+        for item in stack or ()
+        if isinstance(item, Mapping)
+    ]
+    return next(
+        (frame for frame in reversed(found) if not is_torch(frame.file)), found[-1] if found else None
     )
 
 

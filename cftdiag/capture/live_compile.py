@@ -16,7 +16,7 @@ from cftdiag.capture.blocks import Blocks
 from cftdiag.capture.compile_state import Changed
 from cftdiag.capture.describe import describe, full_path
 from cftdiag.details import Argument
-from cftdiag.events import Code, Guard
+from cftdiag.events import Code, Frame, Guard
 from cftdiag.torch_private import guard_tree
 from cftdiag.torch_private.compile_frame import CompileFrame, innermost_compile, modules_calling
 from cftdiag.torch_private.wrappers import strip, unwrap
@@ -85,6 +85,21 @@ class LiveCompile:
         first = code.co_varnames[0]
         return first if self._module is not None and self._frame_locals.get(first) is self._module else None
 
+    def free(self) -> tuple[str, ...]:
+        """Free variables of the compiled code: what a decorator's wrapper closes over."""
+        return self._code.co_freevars if self._code is not None else ()
+
+    def forward(self) -> Frame | None:
+        """The block's own ``forward``, where another function (a base class's ``__call__``, a decorator's wrapper)
+        was compiled.
+        """
+        if self._module is None or self._code is None:
+            return None
+        code = getattr(inspect.unwrap(type(unwrap(self._module)).forward), "__code__", None)
+        if code is None or (code.co_filename, code.co_name) == (self._code.co_filename, self._code.co_name):
+            return None
+        return Frame(file=code.co_filename, line=code.co_firstlineno, function=code.co_qualname)
+
     def parameters(self) -> dict[str, str]:
         """``args[0]`` -> parameter name of the block's ``forward``, for frames that take ``*args`` (wrappers,
         ``__call__``).
@@ -98,7 +113,10 @@ class LiveCompile:
         except (TypeError, ValueError):
             return {}
         positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-        return {f"{varargs}[{i}]": name for i, name in enumerate(positional)}
+        given = self._frame_locals.get(varargs) or ()
+        # a decorator's wrapper is given the module itself first
+        own = 1 if given and given[0] is self._module else 0
+        return {f"{varargs}[{i + own}]": name for i, name in enumerate(positional)}
 
     def misses(
         self, found: list[recompile_reasons.Miss]

@@ -20,6 +20,8 @@ GRAPHS = frozenset(
 WANTED = GRAPHS | frozenset(
     "artifact dynamo_start create_symbol create_unbacked_symbol symbolic_shape_specialization compilation_metrics bwd_compilation_metrics".split()
 )
+#: Records with stacks, in which torch writes a number for each file's name.
+INTERNED = frozenset({"dynamo_start", "create_symbol", "symbolic_shape_specialization"})
 #: Artifact -> (cache, outcome).
 CACHE_ARTIFACTS = {
     f"{prefix}_{outcome}": (cache, outcome)
@@ -70,3 +72,15 @@ def compile_id(metadata: Mapping[str, Any]) -> str | None:
     if frame is None:
         return None if autograd is None else f"!{autograd}"
     return f"{frame}/{number}" if autograd is None else f"!{autograd}/{frame}/{number}"
+
+
+def named(data: Any, names: Mapping[int, str]) -> Any:
+    """The same data with the numbers of interned file names replaced."""
+    if isinstance(data, list):
+        return [named(item, names) for item in data]
+    if isinstance(data, dict):
+        return {
+            k: names.get(v, v) if k == "filename" and isinstance(v, int) else named(v, names)
+            for k, v in data.items()
+        }
+    return data

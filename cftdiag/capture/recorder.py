@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 import traceback
@@ -13,7 +14,7 @@ from cftdiag.capture import capture_ends
 from cftdiag.capture.assemble import Assembler
 from cftdiag.capture.blocks import Blocks
 from cftdiag.capture.compile_state import Live
-from cftdiag.capture.record import CACHE_ARTIFACTS, GRAPHS, WANTED, Record
+from cftdiag.capture.record import CACHE_ARTIFACTS, GRAPHS, WANTED, Record, named
 from cftdiag.capture.tap import Tap, install, remove
 from cftdiag.details import BreakDetail, ErrorDetail, MissDetail
 from cftdiag.events import Event, Frame
@@ -151,6 +152,8 @@ class Recorder:
 
     def _feed(self, metadata: dict[str, Any], payload: str | None, time: float) -> None:
         record = Record.of(metadata, payload, time)
+        if record.name == "symbolic_shape_specialization":
+            record = dataclasses.replace(record, data=named(record.data, _interned()))
         live: Live | None = None
         if record.name in _LOOK or record.artifact in _LOOK_ARTIFACTS:
             live = self._look()
@@ -196,6 +199,13 @@ class Recorder:
     def _ran(self, compile_id: str) -> None:
         block = getattr(self._running, "block", None) or self.owner(compile_id) or "?"
         self.graphs.setdefault(block, set()).add(compile_id)
+
+
+def _interned() -> dict[int, str]:
+    """File names by the numbers that torch writes for them in stacks."""
+    from torch._logging import structured
+
+    return {number: name for name, number in structured.INTERN_TABLE.items()}
 
 
 def _exceptions(event: Event) -> tuple[str, ...]:

@@ -135,6 +135,11 @@ def is_plumbing(file: str | None) -> bool:
     return file is not None and any(part in file for part in _PLUMBING)
 
 
+def is_torch(file: str | None) -> bool:
+    """True for any file of torch."""
+    return file is not None and "/torch/" in file and "-packages/" in file
+
+
 def exception(text: str) -> tuple[str, str]:
     """(class name, message) of the last exception of a formatted traceback."""
     head, _, tail = text.rpartition("\nTraceback (most recent call last):")

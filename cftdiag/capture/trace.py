@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from cftdiag.capture.assemble import Assembler
-from cftdiag.capture.record import Record
+from cftdiag.capture.record import INTERNED, Record, named
 from cftdiag.events import Event
 
 __all__ = ["Record", "parse_records", "read_records", "read_trace_dir", "records"]
@@ -111,18 +111,6 @@ def _intern(entry: Any, names: dict[int, str]) -> None:
 
 def _record(time: float, metadata: dict[str, Any], payload: list[str], names: Mapping[int, str]) -> Record:
     record = Record.of(metadata, "\n".join(payload) if payload else None, time)
-    if record.name in ("dynamo_start", "create_symbol", "symbolic_shape_specialization"):
-        return dataclasses.replace(record, data=_named(record.data, names))
+    if record.name in INTERNED:
+        return dataclasses.replace(record, data=named(record.data, names))
     return record
-
-
-def _named(data: Any, names: Mapping[int, str]) -> Any:
-    """The same data with the numbers of interned file names replaced."""
-    if isinstance(data, list):
-        return [_named(item, names) for item in data]
-    if isinstance(data, dict):
-        return {
-            k: names.get(v, v) if k == "filename" and isinstance(v, int) else _named(v, names)
-            for k, v in data.items()
-        }
-    return data

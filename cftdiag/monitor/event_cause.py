@@ -64,10 +64,17 @@ def matches(finding: Finding, event: Event, guard: str | None) -> bool:
 
 
 def argument_shape(event: Event) -> tuple[int, int] | None:
-    """(rows, length) of the first argument of two dimensions or more of the frame that an event is about."""
+    """(rows, length) of the first argument of two dimensions or more of the frame that an event is about.
+
+    Activations of that length may have more rows: position ids are often one row for all.
+    """
     shapes = [
         value.shape
         for value in event.arguments.values()
         if isinstance(value, TensorArgument) and len(value.shape) >= 2
     ]
-    return (int(shapes[0][0]), int(shapes[0][1])) if shapes else None
+    if not shapes:
+        return None
+    length = int(shapes[0][1])
+    rows = max(int(s[0]) for s in shapes if s is shapes[0] or (len(s) == 3 and s[1] == shapes[0][1]))
+    return rows, length

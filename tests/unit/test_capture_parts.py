@@ -8,12 +8,13 @@ from typing import Any
 import torch
 
 from cftdiag.capture.assemble import Assembler
+from cftdiag.capture.batch_shapes import batch_shape
 from cftdiag.capture.blocks import Blocks
 from cftdiag.capture.cached_guards import tensor_differences
 from cftdiag.capture.recompile_reasons import Miss
 from cftdiag.capture.record import Record
 from cftdiag.details import Argument
-from cftdiag.events import Code, Guard
+from cftdiag.events import Code, Event, Frame, Guard
 
 
 def nested() -> torch.nn.Module:
@@ -83,6 +84,12 @@ class Seen:
     def arguments(self) -> dict[str, Argument]:
         return {}
 
+    def free(self) -> tuple[str, ...]:
+        return ()
+
+    def forward(self) -> Frame | None:
+        return None
+
     def parameters(self) -> dict[str, str]:
         return {}
 
@@ -130,3 +137,24 @@ def test_why_a_cuda_graph_was_skipped_is_kept_of_forward_and_backward() -> None:
     for record in (forward, backward):
         [event] = Assembler().feed(record, None)
         assert event.compiled.cudagraph_skip == said
+
+
+def test_the_line_that_fixed_a_size_is_read_from_torchs_record() -> None:
+    stack = [
+        {"line": 9, "name": "forward", "filename": "/me/m.py", "loc": "key = f'{n}'"},
+        {"line": 4, "name": "__format__", "filename": "/x/site-packages/torch/__init__.py", "loc": "x"},
+    ]
+    data = {"symbol": "s0", "sources": ["L['x'].size()[1]"], "value": "6", "user_stack": stack}
+    assembler = Assembler()
+    record = Record("symbolic_shape_specialization", data, None, "0/0", 0, None, 1.0)
+    assert assembler.feed(record, None) == []
+    [event] = assembler.feed(Record("compilation_metrics", {}, None, "0/0", 0, None, 2.0), None)
+    [symbol] = event.compiled.symbols
+    assert symbol.line == Frame(file="/me/m.py", line=9, function="forward", code="key = f'{n}'")
+    assert Event.from_dict(event.to_dict()) == event
+
+
+def test_position_ids_of_one_row_do_not_make_the_batch_one_row() -> None:
+    hidden, positions = torch.empty(4, 587, 64), torch.empty(1, 587, dtype=torch.long)
+    assert batch_shape((hidden,), {"position_ids": positions}) == (4, 587)
+    assert batch_shape((positions, torch.empty(587, 587)), {}) == (1, 587)

@@ -96,7 +96,14 @@ IN_TIME = [
     ("tensor 'x' requires_grad mismatch. expected requires_grad=0", {}, "requires_grad"),
     ("tensor 'x' dtype mismatch. expected Float, actual BFloat16", {}, "dtype"),
     ("tensor 'x' stride mismatch at index 0. expected 6, actual 1", {}, "stride"),
-    ("tensor 'x' rank mismatch. expected 2, actual 1", {}, "generic_guard"),
+    ("tensor 'x' rank mismatch. expected 2, actual 1", {}, "rank_change"),
+    ("12 != x.size()[1]", {"actual": "12"}, "size_specialized"),
+    ("x.stride()[0] == 16*x.size()[1]", {}, "stride"),
+    (
+        "kwargs['past_key_values'].layers[0].is_initialized == False",
+        {"actual": "True", "owner": "cache"},
+        "kv_cache",
+    ),
     (
         "expected type of 'x' to be a tensor type, ' but found <class 'torch.AsyncCollectiveTensor'>",
         {},
@@ -428,3 +435,138 @@ def test_a_dimension_of_all_tokens_is_the_length_not_the_batch(lengths: list[int
         arguments={"x": tensor(tokens, 64)},
     )
     assert cause(event, lengths=lengths, batch_sizes=sizes) == "seq_len"
+
+
+def specialized(*sources: str, value: str = "6", line: int = 4) -> Event:
+    made = compiled(x=tensor(2, 6, 8), y=tensor(2, 6))
+    symbol = {
+        "record": "symbolic_shape_specialization",
+        "sources": list(sources),
+        "value": value,
+        "line": {"file": "/home/me/tables.py", "line": line, "function": "table", "code": "key = f'{n}'"},
+    }
+    return dataclasses.replace(
+        made,
+        detail=dataclasses.replace(
+            made.compiled, symbols=detail_of("compile", {"symbols": [symbol]}).symbols
+        ),
+    )
+
+
+def fixed_size(**options: Any) -> Event:
+    text = "tensor 'x' size mismatch at index 1. expected 6, actual 9"
+    return missed(text, source="L['x'].size()[1]", **options)
+
+
+def test_a_size_that_the_code_fixes_is_told_with_the_line_that_does() -> None:
+    event = fixed_size(arguments={"x": tensor(2, 9, 8), "y": tensor(2, 9)})
+    context = Context(blocks=BLOCKS, lengths=[6, 9], batch_sizes=[2, 2], compile_kwargs={"dynamic": True})
+    found = the(diagnose([specialized("L['x'].size()[1]", "L['y'].size()[1]"), event], context))
+    assert (found.cause, found.where.file, found.where.line) == ("size_specialized", "/home/me/tables.py", 4)
+    assert "dimension 1 of `x` into the constant 6" in found.explanation
+    assert not any("dynamic=True" in r.summary for r in found.remedies)
+
+
+def test_a_size_that_was_equal_to_another_by_chance_is_no_fault_of_a_line() -> None:
+    event = fixed_size(arguments={"x": tensor(2, 9, 8), "y": tensor(2, 6)})
+    made = specialized("L['x'].size()[1]", "L['y'].size()[1]")
+    assert (
+        the(diagnose([made, event], Context(blocks=BLOCKS, compile_kwargs={"dynamic": True}))).cause
+        == "duck_shape"
+    )
+
+
+def test_a_length_that_the_code_excludes_is_named() -> None:
+    event = missed("12 != x.size()[1]", actual="12", arguments={"x": tensor(3, 12, 8)})
+    found = the(diagnose([compiled(x=tensor(3, 10, 8)), event], Context(blocks=BLOCKS, lengths=[10, 12])))
+    assert found.cause == "size_specialized" and "compares dimension 1 of `x` with 12" in found.explanation
+    assert found.where.line == 12  # the guard's own line
+
+
+WRAPPER = Code(qualname="checked.<locals>.inner", file="/home/me/model.py", line=3)
+
+
+def test_blocks_of_several_classes_in_one_decorators_wrapper() -> None:
+    classes = ("Sine", "Tanh", "Gate")
+    blocks = tuple(Block(fqn=f"layers.{i}", cls=c, kind=c, index=i) for i, c in enumerate(classes))
+    text = "___check_obj_id(fn.__code__, 140), type=<class 'code'>"
+    event = missed(
+        text, block="layers.1", entry_block="layers.0", step=1, code=WRAPPER, detail={"free": ["fn"]}
+    )
+    assert cause(event, blocks=blocks) == "shared_code_object"
+    same = tuple(dataclasses.replace(b, cls="Sine") for b in blocks)
+    assert cause(event, blocks=same) == "closure_identity"
+    alone = missed(text, block="layers.1", entry_block="layers.0", step=1)
+    assert cause(alone, blocks=blocks) == "closure_identity"
+
+
+def test_a_limit_is_of_all_blocks_that_share_the_code() -> None:
+    blocks = tuple(Block(fqn=f"layers.{i}", cls=f"C{i}", kind=f"C{i}", index=i) for i in range(3))
+    made = [dataclasses.replace(compiled(f"0/{i}", f"layers.{i}"), code=WRAPPER) for i in range(2)]
+    hit = missed(
+        "s.k == 1",
+        actual="2",
+        kind="limit_hit",
+        block="layers.2",
+        entry_block="layers.0",
+        code=WRAPPER,
+        detail={"limit": 8},
+    )
+    found = the(diagnose([*made, hit], Context(blocks=blocks)))
+    assert found.kind == "limit_hit" and found.blocks == ("layers.*",)
+
+
+def test_a_guard_without_a_line_is_placed_at_the_blocks_own_forward() -> None:
+    call = Code(
+        qualname="GradientCheckpointingLayer.__call__", file="/x/transformers/modeling_layers.py", line=89
+    )
+    own = {
+        "file": "/x/transformers/models/q/modeling_q.py",
+        "line": 300,
+        "function": "Q.forward",
+        "code": None,
+    }
+    event = dataclasses.replace(
+        missed(
+            "tensor 'x' size mismatch at index 1. expected 6, actual 9", code=call, detail={"forward": own}
+        ),
+        stack=(),
+    )
+    found = the(diagnose([compiled(), event], Context(blocks=BLOCKS)))
+    assert (found.where.file, found.where.line) == (own["file"], 300)
+
+
+@pytest.mark.parametrize(("sizes", "dropped"), [([4, 4, 3], True), ([4, 3, 5, 4], False)])
+def test_dropping_the_last_batch_is_no_advice_where_sizes_change_all_the_time(
+    sizes: list[int], dropped: bool
+) -> None:
+    event = missed(
+        "tensor 'x' size mismatch at index 0. expected 4, actual 3",
+        arguments={"x": tensor(3, 8, 8)},
+        step=len(sizes),
+    )
+    context = Context(
+        blocks=BLOCKS, lengths=[8] * len(sizes), batch_sizes=sizes, compile_kwargs={"dynamic": False}
+    )
+    found = the(diagnose([compiled(), event], context))
+    assert found.cause == "batch_dim"
+    assert any("drop_last" in str(r.change) for r in found.remedies) is dropped
+
+
+def test_recompiles_of_a_helper_compiled_after_a_break_are_its_evidence() -> None:
+    broken = Event(
+        kind="graph_break",
+        time=0.5,
+        step=1,
+        block="layers.0",
+        code=CODE,
+        stack=(Frame(file="/home/me/model.py", line=14, function="forward", code="y = helper(x)"),),
+        detail=detail_of(
+            "graph_break", {"gb_id": "GB0025", "gb_type": "Call to `torch._dynamo.graph_break()`"}
+        ),
+    )
+    helper = Code(qualname="helper", file="/home/me/helpers.py", line=2)
+    event = missed("___check_type_id(out, 94), type=<class 'm.Out'>", value_type="Other", code=helper)
+    found = the(diagnose([compiled(), broken, event], Context(blocks=BLOCKS)))
+    assert found.kind == "graph_break"
+    assert any("recompiles what follows the break" in line for line in found.evidence)

@@ -23,6 +23,7 @@ requires_grad batch_dim seq_len
 duck_shape int_arg module_int_attr module_float_attr module_bool_attr module_str_attr layer_idx per_layer_attr container_len none_vs_tensor
 closure_identity helper_class_identity class_attr global_value global_state grad_mode training_flag dtype stride size_0_1 shape_divisibility
 inductor_fusion_threshold inductor_size_regime tensor_type first_call_latch optimizer_lr_float object_identity generic_guard
+shared_code_object size_specialized rank_change kv_cache
 ac_recompute_other_graph ac_dtype_mismatch constraint_violation limit_not_visible_in_thread late_hook_ignored compiled_region_not_reached
 donated_buffer double_backward unused_subclass_output
 fullgraph_error silent_wrong_numerics rank_divergent_recompile compile_time_depth saved_tensor_hooks_whole_graph cache_miss cudagraph_skip
@@ -110,6 +111,7 @@ argument attribute name dim expected actual guard added multiple limit more dyna
 logging_function printer said hint inner applied subclass
 type message limit_note main_limit hook module step blocks eager compiled rel config rank code_name others count
 ops seconds block counts cache
+fixed layout meaning name_of_code
 """.split()
 
 

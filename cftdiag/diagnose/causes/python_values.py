@@ -39,6 +39,39 @@ CAUSES = (
         ),
     ),
     cause(
+        "shared_code_object",
+        says="`{name_of_code}` is one code object for several classes of blocks, with one cache of {limit} variants; each "
+        "class takes one of them.",
+        kinds=RECOMPILES,
+        remedies=(
+            Remedy(
+                summary="Give each block a cache of its own: block.compile(isolate_recompiles=True) (torch 2.13).",
+                change={"compile_kwargs": {"isolate_recompiles": True}},
+                applicability="safe",
+            ),
+            Remedy(
+                summary="Raise the limit: block.compile(recompile_limit={more}).",
+                change={"compile_kwargs": {"recompile_limit": "{more}"}},
+                applicability="safe",
+            ),
+            Remedy(
+                summary="Apply the decorator outside what is compiled, or check once where the model is called."
+            ),
+        ),
+    ),
+    cause(
+        "kv_cache",
+        says="The block is given a cache of keys and values (`{argument}`), which training does not use; its state is "
+        "guarded in each layer.",
+        kinds=RECOMPILES,
+        remedies=(
+            Remedy(
+                summary="Train without a cache: model.config.use_cache = False, or use_cache=False in the call.",
+                applicability="safe",
+            ),
+        ),
+    ),
+    cause(
         "helper_class_identity",
         says="`{argument}` is an object of another class than {expected}, for which the code was compiled.",
         kinds=RECOMPILES,
@@ -120,12 +153,27 @@ def early(miss: Miss) -> str | None:
     """Causes that go before all others: what a closure carries, the optimizer's own settings, a value read
     through the class.
     """
+    if miss.owner == "cache":
+        return "kv_cache"
+    if miss.guard.kind in ("identity", "type") and _shared_wrapper(miss):
+        return "shared_code_object"
     through = miss.guard.through
     if through == "closure":
         return "closure_identity"
     if through == "optimizer":
         return "optimizer_lr_float"
     return "class_attr" if miss.guard.kind == "value" and through == "class" else None
+
+
+def _shared_wrapper(miss: Miss) -> bool:
+    """True when blocks of different classes missed each other in a function that closes over theirs: the wrapper that
+    one decorator makes for all of them.
+    """
+    free = set(miss.event.missed.free) - {"__class__"}
+    entry, block = miss.context.block(miss.entry_block), miss.context.block(miss.block)
+    if not free or entry is None or block is None or entry.cls == block.cls or miss.in_time():
+        return False
+    return miss.guard.root in free or miss.on_module()
 
 
 def _type(miss: Miss) -> str:

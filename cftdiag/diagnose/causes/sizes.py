@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 from cftdiag import guards
-from cftdiag.details import TensorArgument
+from cftdiag.conditions import Condition
+from cftdiag.details import Symbol, TensorArgument
 from cftdiag.diagnose.engine.cause import RECOMPILES, cause
 from cftdiag.diagnose.engine.miss import Miss
 from cftdiag.findings import Remedy
@@ -40,7 +41,7 @@ _NON_STRICT = Remedy(
 CAUSES = (
     cause(
         "seq_len",
-        says="Dimension {dim} of `{argument}` is the sequence length: compiled for {expected}, called with {actual}.",
+        says="Dimension {dim} of `{argument}` is {meaning}: compiled for {expected}, called with {actual}.",
         kinds=RECOMPILES,
         remedies=(
             _DYNAMIC,
@@ -145,8 +146,27 @@ CAUSES = (
         ),
     ),
     cause(
+        "size_specialized",
+        says="{fixed}",
+        kinds=RECOMPILES,
+        remedies=(
+            Remedy(
+                summary="Keep the size out of keys, texts, int() and comparisons with a number: build one table or buffer "
+                "for the largest size and slice it.",
+            ),
+            Remedy(
+                summary="Decide what depends on the size outside the block and pass it as a tensor.",
+            ),
+            Remedy(
+                summary="Pad or bucket to a few lengths in the collator.",
+                change={"pad_to_multiple_of": 64},
+                applicability="changes_numbers",
+            ),
+        ),
+    ),
+    cause(
         "stride",
-        says="`{argument}` has another memory layout than when the code was compiled (stride {dim}: {expected} then, {actual} now).",
+        says="`{argument}` has another memory layout than when the code was compiled ({layout}).",
         kinds=RECOMPILES,
         remedies=(
             Remedy(summary="Call {argument}.contiguous() before the block on every path."),
@@ -180,6 +200,8 @@ def classify(miss: Miss) -> str | None:
         return "duck_shape"
     actual = actual_size(miss)
     zero_or_one = guard.form == "exclusion" and guard.expected in (0, 1)
+    if guard.form == "exclusion" and not zero_or_one:
+        return "size_specialized"
     if actual in (0, 1) or zero_or_one or (guard.form == "bound" and guard.low in (1, 2)):
         return "size_0_1"
     return dimension(miss)
@@ -192,9 +214,65 @@ def _fixed(miss: Miss) -> str:
     dynamic = miss.dynamic is True or (miss.dynamic is None and later is not None and int(later[1]) > 0)
     if guard.expected in (0, 1) and not isinstance(guard.expected, bool) and dynamic:
         return "size_0_1"
+    fixed = specialization(miss)
+    if fixed is not None and not miss.on_module():
+        return "duck_shape" if _parted(miss, fixed) else "size_specialized"
     if miss.dynamic is True and not miss.on_module() and _equals_another(miss):
         return "duck_shape"
     return dimension(miss)
+
+
+def specialization(miss: Miss) -> Symbol | None:
+    """torch's own word on the size: the symbol that the compile of the closest entry turned into this constant."""
+    made, guard = miss.history.compiles.get(miss.entry or ""), miss.event.guard
+    if made is None or guard is None or guard.source is None:
+        return None
+    return next(
+        (
+            symbol
+            for symbol in made.compiled.symbols
+            if symbol.record == "symbolic_shape_specialization"
+            and guard.source in (symbol.sources or ())
+            and str(symbol.value) == str(miss.guard.expected)
+        ),
+        None,
+    )
+
+
+def _parted(miss: Miss, symbol: Symbol) -> bool:
+    """True when one symbol stood for several dimensions and another one of them has kept its size: they were equal
+    by chance.
+    """
+    for source in symbol.sources or ():
+        term = guards.size_term(guards.local_names(str(source)))
+        if term is None or term.index is None:
+            continue
+        name = miss.event.missed.parameters.get(term.source, term.source)
+        same = (name, term.index) == (miss.guard.source, miss.guard.index)
+        if not same and miss.size(name, term.index) == miss.guard.expected:
+            return True
+    return False
+
+
+def fixed(miss: Miss) -> str | None:
+    """The sentence of ``size_specialized``."""
+    guard, name = miss.guard, guards.pretty(miss.guard.source)
+    if guard.form == "exclusion":
+        return (
+            f"The code compares dimension {guard.index} of `{name}` with {guard.expected}, so the graph for all other "
+            f"sizes refuses {guard.expected}, which is compiled apart."
+        )
+    return (
+        f"The code turns dimension {guard.index} of `{name}` into the constant {guard.expected}, so each size is "
+        f"compiled anew ({actual_size(miss)} now), whatever `dynamic` says."
+    )
+
+
+def layout(guard: Condition) -> str:
+    """What a guard on a stride held, for a sentence."""
+    if guard.form or guard.index is None:
+        return f"`{guard.text}` held then"
+    return f"stride {guard.index}: {guard.expected} then, {guard.actual} now"
 
 
 def _equals_another(miss: Miss) -> bool:
@@ -236,7 +314,22 @@ def dimension(miss: Miss) -> str:
         return "batch_dim" if is_batch else "seq_len"
     if varying[0] != varying[1]:
         return "batch_dim" if varying[0] else "seq_len"
-    if actual is not None and batch and length and actual == batch * length:
+    if tokens(miss):
         return "seq_len"
     shape = miss.shape_of(miss.guard.source)
     return "batch_dim" if miss.guard.index == 0 and (shape is None or len(shape) > 1) else "seq_len"
+
+
+def tokens(miss: Miss) -> bool:
+    """True when dimension 0 counts tokens: it is rows x length, or the rows of a two-dimensional tile that are not the
+    batch's.
+    """
+    step, actual, expected = miss.event.step, actual_size(miss), entry_size(miss)
+    batch, length = miss.context.batch_size_at(step), miss.context.length_at(step)
+    if actual is None or not batch or not length:
+        return False
+    if actual == batch * length:
+        return True
+    shape = miss.shape_of(miss.guard.source)
+    tile = miss.guard.index == 0 and shape is not None and len(shape) == 2
+    return tile and actual not in miss.context.batch_sizes and expected not in miss.context.batch_sizes

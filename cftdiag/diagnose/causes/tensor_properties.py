@@ -42,6 +42,17 @@ CAUSES = (
         ),
     ),
     cause(
+        "rank_change",
+        says="`{argument}` has {actual} dimensions here; the code was compiled for {expected}.",
+        kinds=RECOMPILES,
+        remedies=(
+            Remedy(
+                summary="Give {argument} one number of dimensions on every path: unsqueeze or reshape it before the block."
+            ),
+            Remedy(summary="Accept one variant per number of dimensions and warm them up."),
+        ),
+    ),
+    cause(
         "none_vs_tensor",
         says="`{argument}` is {actual} here; the code was compiled for {expected}.",
         kinds=RECOMPILES,
@@ -62,6 +73,8 @@ def classify(miss: Miss) -> str | None:
         return "requires_grad"
     if guard.kind == "dtype":
         return "dtype"
+    if guard.kind == "rank":
+        return "per_layer_attr" if miss.on_module() and not miss.in_time() else "rank_change"
     if guard.kind == "dispatch":
         return "grad_mode" if _inference(str(guard.expected), str(guard.actual)) else "tensor_type"
     if guard.kind == "tensor_type":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from cftdiag.diagnose.engine.cause import Cause, fill, needs
@@ -133,9 +133,16 @@ def _applies(remedy: Remedy, draft: Draft, context: Context) -> bool:
         return now is False if change["dynamic"] == "auto" else now is not True
     if change.get("compile_kwargs") == {"fullgraph": True}:
         return not context.compile_kwargs.get("fullgraph") and draft.severity != "error"
+    if "drop_last" in change:
+        return _only_last(context.batch_sizes)
     if "attn" in change or "flash_varlen" in change:
         return "/transformers/" in (draft.where.file or "") and "flash" in (draft.where.file or "")
     return True
+
+
+def _only_last(sizes: Sequence[int | None]) -> bool:
+    """False when batches before the last one differ in size: then no partial batch is the trouble."""
+    return len(set(sizes[:-1])) < 2
 
 
 def region(event: Event) -> str | None:

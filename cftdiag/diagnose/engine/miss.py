@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from cftdiag.conditions import MISSING, Condition
 from cftdiag.details import Argument, TensorArgument
 from cftdiag.diagnose.engine.context import Context
-from cftdiag.events import RESUME, Event, Reason
+from cftdiag.events import RESUME, Code, Event, Reason
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -124,6 +124,11 @@ class History:
             e.compile_id: e for e in events if e.kind == "compile" and e.region != "backward" and e.compile_id
         }
         self.parameters = _parameters(self.compiles.values())
+        self._entered: dict[str, Code] = {}
+        """Block -> the code of its first compile."""
+        for event in events:
+            if event.kind == "compile" and event.region != "backward" and event.block and event.code:
+                self._entered.setdefault(event.block, event.code)
         self._values: dict[tuple[str, str], dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
         self._repeated: set[tuple[str, str]] = set()
         self.misses = [self._miss(e) for e in events if e.kind in ("recompile", "limit_hit")]
@@ -157,6 +162,26 @@ class History:
             self._repeated.add(key)
         if miss.entry in self.context.ran.get(miss.block or "", ()):
             self._repeated.add(key)
+
+    def sharing(self, miss: Miss) -> tuple[str, ...]:
+        """The blocks that run the code that missed: those of the block's kind, and all others that compiled it or
+        missed it too. A limit belongs to a code object, whatever blocks share it.
+        """
+        code = miss.event.code
+        if code is None:
+            return ()
+        events = (*self.compiles.values(), *(m.event for m in self.misses))
+        names = {e.block for e in events if e.block is not None and e.code == code}
+        found = {fqn for name in names for fqn in self.context.same_kind(name)}
+        known = [b.fqn for b in self.context.blocks if b.fqn in found]
+        return (*known, *sorted(found - set(known)))
+
+    def helper(self, miss: Miss) -> bool:
+        """True for a frame that Dynamo compiles only because a graph broke: another function than the one that each
+        block is entered by.
+        """
+        code, entered = miss.event.code, self._entered.get(miss.block or "")
+        return code is not None and entered is not None and not miss.resumed and code != entered
 
     @staticmethod
     def _key(miss: Miss) -> tuple[str, str]:

@@ -47,7 +47,11 @@ def _follows_break(miss: Miss, drafts: Drafts) -> bool:
     root = miss.guard.root
     if root.startswith("___stack"):
         return True
-    if not miss.resumed or not drafts.of("graph_break") or root in ("", "G") or miss.on_module():
+    if not drafts.of("graph_break"):
+        return False
+    if miss.history.helper(miss) and any(miss.block in d.blocks for d in drafts.of("graph_break")):
+        return miss.guard.kind not in ("size", "shape") or not _of_the_batch(miss)
+    if not miss.resumed or root in ("", "G") or miss.on_module():
         return False
     code = miss.event.code
     if code is None or root in miss.history.parameters.get(code.file, ()):
@@ -88,7 +92,7 @@ def _limit(miss: Miss, cause: str, context: Context, drafts: Drafts) -> None:
         draft.seen(miss.event)
         return
     name = region(miss.event)
-    kind = list(context.same_kind(name)) or ([name] if name else [])
+    kind = list(miss.history.sharing(miss)) or list(context.same_kind(name)) or ([name] if name else [])
     never = [fqn for fqn in kind if context.graphs is not None and not context.graphs.get(fqn)]
     draft.seen(miss.event, never or kind)
     hit = miss.event.limited
@@ -106,7 +110,7 @@ def _limit(miss: Miss, cause: str, context: Context, drafts: Drafts) -> None:
 def _fill(draft: Draft, miss: Miss, cause: str, context: Context, new: bool) -> None:
     guard = miss.guard
     if new:
-        draft.where = _where(miss)
+        draft.where = _where(miss, cause)
         draft.guard = f"type mismatch: {guard.text}" if guard.kind == "tensor_type" else guard.text or None
         draft.facts = facts(miss, cause, context)
     step = miss.event.step
@@ -117,7 +121,14 @@ def _fill(draft: Draft, miss: Miss, cause: str, context: Context, new: bool) -> 
     )
 
 
-def _where(miss: Miss) -> Where:
+def _where(miss: Miss, cause: str) -> Where:
+    fixed = sizes.specialization(miss) if cause == "size_specialized" else None
+    if fixed is not None and fixed.line is not None:
+        return places.of(fixed.line)
+    frame, forward = places.site(miss.event), miss.event.missed.forward
+    if frame is None and forward is not None:
+        # the guard has no line: the block's own code says more than a base class's or a decorator's
+        return places.of(forward)
     return places.place(miss.event)
 
 
@@ -145,11 +156,18 @@ def facts(miss: Miss, cause: str, context: Context) -> dict[str, Any]:
         "added": guards.inductor_place(miss.added) or None,
         "multiple": guard.multiple,
         "limit": limit,
+        "name_of_code": miss.event.code.qualname if miss.event.code else None,
         "more": max(2 * limit, 2 * len(kind)),
         "dynamic_source": f"L['{guard.root}']{guard.path.split('.size()')[0]}"
         if guard.root not in ("", "G")
         else None,
     }
+    if cause == "size_specialized":
+        found["fixed"] = sizes.fixed(miss)
+    elif cause == "stride":
+        found["layout"] = sizes.layout(guard)
+    elif cause == "seq_len":
+        found["meaning"] = "a number of tokens" if sizes.tokens(miss) else "the sequence length"
     if cause in ("none_vs_tensor", "first_call_latch"):
         found["expected"] = found["expected"] or (
             "None"

@@ -494,6 +494,16 @@ def test_blocks_of_several_classes_in_one_decorators_wrapper() -> None:
         text, block="layers.1", entry_block="layers.0", step=1, code=WRAPPER, detail={"free": ["fn"]}
     )
     assert cause(event, blocks=blocks) == "shared_code_object"
+    given = missed(
+        "___check_type_id(args[0], 140), type=<class 'm.Sine'>",
+        value_type="Tanh",
+        block="layers.1",
+        entry_block="layers.0",
+        step=1,
+        code=WRAPPER,
+        detail={"free": ["fn"]},
+    )
+    assert cause(given, blocks=blocks) == "shared_code_object"
     same = tuple(dataclasses.replace(b, cls="Sine") for b in blocks)
     assert cause(event, blocks=same) == "closure_identity"
     alone = missed(text, block="layers.1", entry_block="layers.0", step=1)

@@ -173,7 +173,8 @@ def _shared_wrapper(miss: Miss) -> bool:
     entry, block = miss.context.block(miss.entry_block), miss.context.block(miss.block)
     if not free or entry is None or block is None or entry.cls == block.cls or miss.in_time():
         return False
-    return miss.guard.root in free or miss.on_module()
+    # the wrapper is given the module as the first of its *args
+    return miss.guard.root in free or miss.guard.value_type == block.cls
 
 
 def _type(miss: Miss) -> str:

@@ -24,7 +24,7 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    def __init__(self, layers=2):
+    def __init__(self, layers=1):
         super().__init__()
         self.layers = nn.ModuleList(Block() for _ in range(layers))
 

@@ -173,6 +173,13 @@ class History:
         events = (*self.compiles.values(), *(m.event for m in self.misses))
         names = {e.block for e in events if e.block is not None and e.code == code}
         found = {fqn for name in names for fqn in self.context.same_kind(name)}
+        if miss.event.kind == "limit_hit" and self.context.graphs is not None:
+            # torch says nothing of a call that it no longer compiles
+            found |= {
+                b.fqn
+                for b in self.context.blocks
+                if b.fqn not in self._entered and not self.context.graphs.get(b.fqn)
+            }
         known = [b.fqn for b in self.context.blocks if b.fqn in found]
         return (*known, *sorted(found - set(known)))
 
@@ -215,6 +222,8 @@ class History:
 
 def _told(guard: Condition) -> tuple[str | None, str | None]:
     """(expected, actual) in one spelling; None for what the guard does not tell."""
+    if guard.kind == "identity":
+        return None, None  # told by its type and met as itself: the two cannot be compared
     if guard.kind == "type":
         # the class is written with its module where it was expected; what was met is told by its value and
         # the name of its class

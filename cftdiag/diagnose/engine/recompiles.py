@@ -68,7 +68,7 @@ def _of_the_batch(miss: Miss) -> bool:
 
 
 def _recompile(miss: Miss, cause: str, context: Context, drafts: Drafts) -> None:
-    key = () if cause in _SHAPES else (guards.pretty(miss.guard.source),)
+    key = () if cause in (*_SHAPES, "kv_cache", "shared_code_object") else (guards.pretty(miss.guard.source),)
     draft, new = drafts.get("recompile", cause, "warning", *key)
     _fill(draft, miss, cause, context, new)
     name = region(miss.event)

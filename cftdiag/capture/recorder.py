@@ -18,6 +18,7 @@ from cftdiag.capture.record import CACHE_ARTIFACTS, GRAPHS, WANTED, Record, name
 from cftdiag.capture.tap import Tap, install, remove
 from cftdiag.details import BreakDetail, ErrorDetail, MissDetail
 from cftdiag.events import Event, Frame
+from cftdiag.torch_private import trace_log
 
 #: Records for which the Python stack is looked at.
 _LOOK = frozenset({"dynamo_start", "compilation_metrics"})
@@ -153,7 +154,7 @@ class Recorder:
     def _feed(self, metadata: dict[str, Any], payload: str | None, time: float) -> None:
         record = Record.of(metadata, payload, time)
         if record.name == "symbolic_shape_specialization":
-            record = dataclasses.replace(record, data=named(record.data, _interned()))
+            record = dataclasses.replace(record, data=named(record.data, trace_log.interned()))
         live: Live | None = None
         if record.name in _LOOK or record.artifact in _LOOK_ARTIFACTS:
             live = self._look()
@@ -199,13 +200,6 @@ class Recorder:
     def _ran(self, compile_id: str) -> None:
         block = getattr(self._running, "block", None) or self.owner(compile_id) or "?"
         self.graphs.setdefault(block, set()).add(compile_id)
-
-
-def _interned() -> dict[int, str]:
-    """File names by the numbers that torch writes for them in stacks."""
-    from torch._logging import structured
-
-    return {number: name for name, number in structured.INTERN_TABLE.items()}
 
 
 def _exceptions(event: Event) -> tuple[str, ...]:

@@ -25,6 +25,12 @@ NAMES = (
         reads=("name",),
         needed=False,
     ),
+    Name(
+        "torch._logging.structured:INTERN_TABLE",
+        "record",
+        "the line that turns a size into a constant is told without its file",
+        needed=False,
+    ),
 )
 
 
@@ -33,6 +39,15 @@ def logger() -> logging.Logger:
     import torch._logging  # noqa: F401  (sets the logger up: level, isEnabledFor)
 
     return logging.getLogger(TRACE_LOGGER)
+
+
+def interned() -> dict[int, str]:
+    """File names by the numbers that torch writes for them in stacks."""
+    try:
+        from torch._logging.structured import INTERN_TABLE
+    except ImportError:
+        return {}
+    return {number: name for name, number in INTERN_TABLE.items()}
 
 
 def asks_to_build(caller: FrameType) -> bool:

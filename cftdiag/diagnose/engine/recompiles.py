@@ -126,9 +126,13 @@ def _where(miss: Miss, cause: str) -> Where:
     if fixed is not None and fixed.line is not None:
         return places.of(fixed.line)
     frame, forward = places.site(miss.event), miss.event.missed.forward
-    if frame is None and forward is not None:
-        # the guard has no line: the block's own code says more than a base class's or a decorator's
+    own = frame is not None and places.rank(frame) < 2
+    if not own and forward is not None:
+        # the guard has no line: the block's own code says more than a base class's, a decorator's or torch's
         return places.of(forward)
+    if not own and miss.event.code is not None:
+        code = miss.event.code
+        return Where(file=code.file, line=code.line, function=code.qualname)
     return places.place(miss.event)
 
 

@@ -79,6 +79,7 @@ def _probes(main: BuiltPass, options: CheckOptions, numerics: Mapping[str, Any] 
         main_thread_limit=program.limit,
         calls={} if options.compile_scope == "none" else dict(main.calls),
         numerics=probes.told(Numerics, numerics),
+        wrong_code=() if result is None else result.wrong_code,
         captured_error=None if raised is None else ErrorDetail(type=raised.error, message=raised.message),
         never_run=tuple(dict.fromkeys((*never, *(n.name for n in silent)))),
         # only what was called can have been skipped

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from types import NoneType, UnionType
 from typing import Any
 
+from cftdiag.diagnose.wrong_code import WrongCode
 from cftdiag.events import Event, Frame
 from cftdiag.forecast.lengths import Shape
 from cftdiag.options import CheckOptions
@@ -176,6 +177,7 @@ class Result:
     late_hooks: tuple[Mapping[str, Any], ...] = ()
     saved_tensor_hooks: tuple[Mapping[str, Any], ...] = ()
     numerics: Mapping[str, Any] | None = None
+    wrong_code: tuple[WrongCode, ...] = ()
     undetermined: tuple[Assumption, ...] = ()
     problems: tuple[str, ...] = ()
     check: Any = None

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from cftdiag import fastforward
+from cftdiag.diagnose.wrong_code import WrongCode
 from cftdiag.errors import EnvironmentUnfit, InputError, one_line
 from cftdiag.options import DYNAMIC, SMALL_MODEL, CheckOptions
 from cftdiag.recipe import (
@@ -54,13 +55,15 @@ class Prepared:
     """What the options say over the subject's own compile arguments."""
     assumed: tuple[str, ...] = ()
     """What the program here does otherwise than a plain ``model(**batch)`` would, in sentences."""
+    wrong_code: list[WrongCode] = dataclasses.field(default_factory=list)
+    """What was lowered for a target so far and has the pattern of a known bug of torch."""
 
     def backend(self) -> tuple[Any, str]:
         """(backend, depth it reaches); raises :class:`InputError` for one that cannot run on weights that are
         not there.
         """
         if self.options.target is not None:
-            return _target_backend(self.options.target), "codegen"
+            return _target_backend(self.options.target, self.wrong_code.append), "codegen"
         own = self.compile_kwargs.get("backend")
         name = self.options.compile_backend or os.environ.get("TORCH_COMPILE_BACKEND") or own
         if self.weightless:
@@ -273,11 +276,11 @@ def default_step(model: torch.nn.Module, batch: Mapping[str, Any]) -> Any:
     return loss.detach()
 
 
-def _target_backend(name: str) -> Any:
+def _target_backend(name: str, on_wrong_code: Callable[[WrongCode], None]) -> Any:
     from cftdiag.target import TargetUnavailable, backend
 
     try:
-        return backend(name)
+        return backend(name, on_wrong_code=on_wrong_code)
     except TargetUnavailable as error:
         raise EnvironmentUnfit(str(error)) from error
 

@@ -10,6 +10,7 @@ asks cached guards about every shape of the user's data.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import importlib
 import math
@@ -389,6 +390,10 @@ class _Pass:
                 late_hooks=tuple(self.watch.late_hooks),
                 saved_tensor_hooks=tuple(self.watch.saved_hooks.values()),
                 numerics=self.numerics(),
+                wrong_code=tuple(
+                    dataclasses.replace(found, block=recorder.owner(found.compile_id or ""))
+                    for found in self.prepared.wrong_code
+                ),
                 undetermined=self.undetermined(),
                 problems=tuple(recorder.problems),
                 check=_jsonable(checked),

@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 
+from cftdiag.diagnose.wrong_code import WrongCode
 from cftdiag.fastforward import Graph, boxed, copied
-from cftdiag.target import cpu, cuda, native, patches, rng, sdpa
+from cftdiag.target import cpu, cuda, native, patches, rng, sdpa, wrong_code
 from cftdiag.target.collect import Collector, Lowered
 from cftdiag.target.devices import device
 from cftdiag.target.errors import TargetUnavailable
@@ -30,12 +31,14 @@ def backend(
     *,
     inductor_config: Mapping[str, Any] | None = None,
     on_graph: Callable[[Lowered], None] | None = None,
+    on_wrong_code: Callable[[WrongCode], None] | None = None,
 ) -> Backend:
     """A torch.compile backend that lowers for the target ``name`` and computes (almost) nothing.
 
     ``inductor_config`` holds names of ``torch._inductor.config``; what only a device can decide (autotuning,
     padding of products, caches) is left out whatever it says. ``on_graph`` is called with a :class:`Lowered`
-    for every graph, forward and backward. Raises ``ValueError`` for an unknown target and
+    for every graph, forward and backward, ``on_wrong_code``
+    for every one that a known bug of torch spoils. Raises ``ValueError`` for an unknown target and
     :class:`~cftdiag.target.errors.TargetUnavailable` where this torch or machine lacks something.
     """
     spec = device(name)
@@ -43,13 +46,19 @@ def backend(
     collector = Collector(name, on_graph) if on_graph is not None else None
     active = False
 
+    def on_code(graph: Any, text: str) -> None:
+        if collector is not None:
+            collector.on_code(graph, text)
+        if on_wrong_code is not None:
+            for found in wrong_code.find(graph, text):
+                on_wrong_code(found)
+
     @contextlib.contextmanager
     def lowering() -> Iterator[None]:
         nonlocal active
         if active:  # a forward is lowered inside the backend call, a backward later, from autograd
             yield
             return
-        on_code = collector.on_code if collector else None
         with contextlib.ExitStack() as stack:
             stack.enter_context(
                 cpu.lowering(on_code, inductor_config)

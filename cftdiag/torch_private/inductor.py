@@ -37,6 +37,11 @@ NAMES = (
         leading=("self", "src_code", "nodes"),
     ),
     Name("torch._inductor.ir:Reduction", "kernels", _KERNELS),
+    Name(
+        "torch._inductor.ir:NonOwningLayout",
+        "codegen for the CPU",
+        "code with a known bug of torch is not recognised",
+    ),
     Name("torch._inductor.ir:WelfordReduction", "kernels", _KERNELS),
     Name(
         "torch._inductor.ir:Reduction.create_multilayer",

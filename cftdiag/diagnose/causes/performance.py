@@ -29,6 +29,13 @@ CAUSES = (
         ),
     ),
     cause(
+        "known_wrong_code",
+        says="The code generated here computes wrong results, a bug of torch before {fixed} ({issue}): {pattern}.",
+        kinds=("numerics",),
+        seen_by="cftdiag check --model FILE.py:build --target h200",
+        remedies=(),
+    ),
+    cause(
         "rank_divergent_recompile",
         says="Rank {rank} recompiled {code_name} at step {step} while {others} did not.",
         kinds=("perf",),

@@ -14,8 +14,9 @@ from cftdiag.diagnose.causes.performance import MANY_BLOCKS
 from cftdiag.diagnose.engine import places
 from cftdiag.diagnose.engine.context import Context
 from cftdiag.diagnose.engine.draft import Drafts, region
+from cftdiag.diagnose.wrong_code import ADVISORIES
 from cftdiag.events import RESUME, Event
-from cftdiag.findings import Where
+from cftdiag.findings import Remedy, Where
 
 #: Exceptions that have an event of their own kind: a break, or a limit hit.
 _HAVE_EVENTS = (
@@ -43,6 +44,7 @@ def gather(events: Sequence[Event], context: Context, drafts: Drafts) -> None:
         _error(said, None, events, context, drafts)
     _hooks(context, drafts)
     _numerics(context, drafts)
+    _wrong_code(context, drafts)
     _timeout(context, drafts)
     _depth(events, context, drafts)
     _saved_tensors(context, drafts)
@@ -185,6 +187,23 @@ def _numerics(context: Context, drafts: Drafts) -> None:
         "config": f" with {config}" if config else "",
     }
     draft.note(*(f"differs: {name}" for name in found.failed[:5]), f"backend {found.backend}")
+
+
+def _wrong_code(context: Context, drafts: Drafts) -> None:
+    """Generated code with the pattern of a public bug, one finding a bug and line."""
+    for found in context.probes.wrong_code:
+        advisory = ADVISORIES[found.issue]
+        draft, _ = drafts.get("numerics", "known_wrong_code", "error", found.issue, found.line)
+        draft.where = found.line
+        if found.block is not None and found.block not in draft.blocks:
+            draft.blocks.append(found.block)
+        draft.count += 1
+        draft.facts = {"issue": advisory.issue, "pattern": advisory.pattern, "fixed": advisory.fixed}
+        draft.remedies = (
+            Remedy(summary=f"{advisory.workaround}, or torch {advisory.fixed}.", change=advisory.change),
+        )
+        which = "backward" if found.backward else "forward"
+        draft.note(f"{advisory.url}: {', '.join(found.buffers)} in the generated {which}")
 
 
 def _timeout(context: Context, drafts: Drafts) -> None:

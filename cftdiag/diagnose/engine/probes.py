@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cftdiag.details import ErrorDetail
+from cftdiag.diagnose.wrong_code import WrongCode
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,6 +91,7 @@ class Probes:
     """How often each compiled block was called."""
     saved_tensor_hooks: tuple[SavedHook, ...] = ()
     numerics: Numerics | None = None
+    wrong_code: tuple[WrongCode, ...] = ()
     timeout: Timeout | None = None
     main_thread_limit: int | None = None
     """``recompile_limit`` as the main thread sees it."""

@@ -13,6 +13,10 @@ _ENVIRONMENT = {"TORCH_COMPILE_DYNAMIC_SOURCES": "torch.compiler.config.dynamic_
 """Environment variables that torch reads once, at import, and the setting that they end in: a pass has
 imported torch already.
 """
+#: Settings of torch that are sets of functions, to which a remedy adds one by its dotted name.
+_SETS = frozenset(
+    f"torch._dynamo.config.{name}" for name in ("ignore_logging_functions", "reorderable_logging_functions")
+)
 _OF_CONFIG_MODELS = ("attn", "flash_varlen", "dtype")
 _OF_SUBJECTS = ("drop_last", "eager_warmup", "input_requires_grad")
 _IN_WORDS = {
@@ -86,7 +90,9 @@ def edit_of(change: Mapping[str, Any]) -> str:
     lines: list[str] = []
     kwargs: dict[str, Any] = {}
     for key, value in change.items():
-        if key.startswith("torch."):
+        if key in _SETS:
+            lines.append(f"{key}.add({value})")
+        elif key.startswith("torch."):
             lines.append(f"{key} = {value!r}")
         elif key == "env":
             lines += [f"export {name}={text!r}" for name, text in value.items()]

@@ -94,6 +94,12 @@ def prove(findings, outcomes, before, *, compare=lambda options: None, **more):
             {"use_cache": False},
             "model.config.use_cache = False",
         ),
+        (
+            {"torch._dynamo.config.ignore_logging_functions": "logging.Logger.warning"},
+            "torch_config",
+            {"torch._dynamo.config.ignore_logging_functions": "logging.Logger.warning"},
+            "torch._dynamo.config.ignore_logging_functions.add(logging.Logger.warning)",
+        ),
         ({"drop_last": True}, "drop_last", True, "DataLoader(..., drop_last=True)"),
     ],
 )

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import copy
 import dataclasses
@@ -17,12 +16,15 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+import click
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.tensor import DTensor
 
+from cftdiag.cli.invoke import Interrupted, invoke
+from cftdiag.cli.options import debug_option
 from trainer.checkpoints.layout import HF, PARTIAL, PLAN, first_whole, read_state
 from trainer.checkpoints.tensors import read, read_metadata
 from trainer.config import DTYPES, EXIT_INTERRUPTED, SHORT_DTYPES
@@ -253,56 +255,53 @@ def _tied_names(model: nn.Module) -> set[str]:
     return everything - {name for name, _ in model.named_parameters()}
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        _fail(message)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """``python -m trainer.export CKPT OUT``; the exit code is 0, 2 for a user's mistake, or 130 after Ctrl-C."""
-    parser = _Parser(
-        prog="python -m trainer.export",
-        description="Write a checkpoint of the trainer as a plain Hugging Face model.",
-    )
-    parser.add_argument(
-        "checkpoint",
-        metavar="CKPT",
-        type=Path,
-        help="a checkpoint: OUT/checkpoints/step-NNNNNNNN, or best or last beside it",
-    )
-    parser.add_argument(
-        "directory", metavar="OUT", type=Path, help="where to write; must not exist or be empty"
-    )
-    names = (*DTYPES, *SHORT_DTYPES)
-    parser.add_argument(
-        "--dtype",
-        choices=names,
-        metavar="|".join(names),
-        help="default: save-dtype of the run, else the dtype the model came in",
-    )
-    parser.add_argument(
-        "--max-shard-size",
-        default=SHARD,
-        metavar="SIZE",
-        help=f"largest file, such as 500MB (default: {SHARD})",
-    )
-    given = parser.parse_args(sys.argv[1:] if arguments is None else arguments)
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("checkpoint", metavar="CKPT", type=click.Path(path_type=Path))
+@click.argument("directory", metavar="OUT", type=click.Path(path_type=Path))
+@click.option(
+    "--dtype",
+    type=click.Choice([*DTYPES, *SHORT_DTYPES]),
+    metavar="DTYPE",
+    help="Default: save-dtype of the run, else the dtype the model came in.",
+)
+@click.option(
+    "--max-shard-size",
+    default=SHARD,
+    show_default=True,
+    metavar="SIZE",
+    help="Largest file, such as 500MB.",
+)
+@debug_option
+def export_command(checkpoint: Path, directory: Path, dtype: str | None, max_shard_size: str) -> int:
+    """Write CKPT, a checkpoint of the trainer (OUT/checkpoints/step-NNNNNNNN, or best or last beside it), as a
+    plain Hugging Face model into OUT, which must not exist or be empty.
+    """
+    short = SHORT_DTYPES.get(dtype, dtype) if dtype is not None else None
     try:
-        dtype = SHORT_DTYPES.get(given.dtype, given.dtype)
-        export_checkpoint(given.checkpoint, given.directory, dtype=dtype, max_shard_size=given.max_shard_size)
-    except (ValueError, OSError) as error:
-        _fail(str(error))
-    except KeyboardInterrupt:
-        print("error: interrupted; nothing was written", file=sys.stderr, flush=True)
-        return EXIT_INTERRUPTED
-    print(given.directory)
+        export_checkpoint(checkpoint, directory, dtype=short, max_shard_size=max_shard_size)
+    except KeyboardInterrupt as error:
+        raise _Stopped from error
+    click.echo(directory)
     return 0
 
 
-def _fail(message: str) -> NoReturn:
-    print(f"error: {message}", file=sys.stderr, flush=True)
-    sys.exit(2)
+class _Stopped(Interrupted):
+    exit_code = EXIT_INTERRUPTED
+
+    def __init__(self) -> None:
+        super().__init__("interrupted; nothing was written")
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """``python -m trainer.export CKPT OUT``; the exit code is 0, 2 for a user's mistake, or 130 after Ctrl-C."""
+    program, mistakes = "python -m trainer.export", (ValueError, OSError)
+    return invoke(export_command, arguments, prog=program, mistakes=mistakes, bugs_in_a_line=False)
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run with ``arguments`` (default: the process's own) and exit."""
+    sys.exit(run(arguments))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -22,7 +22,7 @@ from trainer.checkpoints.layout import read_state
 from trainer.checkpoints.tensors import load
 from trainer.config import TrainConfig
 from trainer.distributed import process_group
-from trainer.export import export_checkpoint, main
+from trainer.export import export_checkpoint, main, run
 from trainer.optim import make_optimizer
 from trainer.program import build
 
@@ -125,7 +125,7 @@ def test_the_exported_model_gives_the_trained_logits(
 ) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    assert main([str(trained[name]), str(tmp_path / "hf"), "--dtype", dtype]) == 0
+    assert run([str(trained[name]), str(tmp_path / "hf"), "--dtype", dtype]) == 0
     plain = AutoModelForCausalLM.from_pretrained(tmp_path / "hf").eval()
     assert plain.dtype == {"float32": torch.float32, "bf16": torch.bfloat16}[dtype] and plain.config.use_cache
     expected = logits[name]

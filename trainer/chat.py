@@ -9,10 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from cftdiag.recipe.packing import IGNORE
 from trainer.turns import Chat, Message, apply, assistant_spans, has_generation, template_of
-
-IGNORE = -100
-"""Label of a position without loss."""
 
 
 def check_messages(messages: Any, name: str = "messages") -> None:

@@ -119,7 +119,9 @@ class TrainConfig:
     lora: bool = _option(False, "low-rank adapters on the target weights")
     lora_rank: int = _option(16, "rank of the adapters")
     lora_alpha: float = _option(32.0, "scale of the adapters is alpha / rank")
-    lora_target_patterns: tuple[str, ...] = _option((), "as osft-target-patterns")
+    lora_target_patterns: tuple[str, ...] = _option(
+        (), "as osft-target-patterns; the weights of experts get no adapters"
+    )
     # compile
     compile_model: bool = _option(False, "compile every block: the same as compile-scope block")
     compile_scope: str | None = _option(None, "what is compiled", SCOPES)

@@ -10,8 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cftdiag.recipe.packing import Sample
-from trainer.chat import IGNORE
+from cftdiag.recipe.packing import IGNORE, Sample
 from trainer.rows import Reader, Tokens
 from trainer.sources import open_rows
 from trainer.tokens import stored

@@ -8,8 +8,8 @@ from array import array
 from collections.abc import Mapping
 from typing import Any
 
-from cftdiag.recipe.packing import Sample
-from trainer.chat import IGNORE, check_messages, encode, mask, render
+from cftdiag.recipe.packing import IGNORE, Sample
+from trainer.chat import check_messages, encode, mask, render
 from trainer.turns import Chat
 
 TRAIN_ON = ("all", "assistant", "completion")

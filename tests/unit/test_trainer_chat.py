@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
+from cftdiag.recipe.packing import IGNORE
 from tests.unit import chat_templates
 from trainer import chat, demo, turns
-from trainer.chat import IGNORE, render
+from trainer.chat import render
 from trainer.turns import Chat
 
 ASK, AGAIN = {"role": "user", "content": "Quo vadis <b>?"}, {"role": "user", "content": "Et tu?"}

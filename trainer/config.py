@@ -258,10 +258,6 @@ class TrainConfig:
                 raise ValueError(f"{_flag(name)} must be 0 or more, not {value}")
         if abs(self.seed) >= 2**32:
             raise ValueError(f"seed must be below 2**32, not {self.seed}")
-        if "float16" in (self.dtype, self.train_dtype):
-            raise ValueError(
-                "gradients underflow in float16, and this trainer does not scale the loss; give bfloat16 or float32"
-            )
         for name in ("max_epochs", "max_steps", "max_tokens", "collective_timeout"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{_flag(name)} must be at least 1, not {getattr(self, name)}")

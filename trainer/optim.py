@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from cftdiag.torch_private import world
 from trainer.config import TrainConfig
 
 
@@ -62,4 +63,4 @@ def clip(parameters: list[nn.Parameter], norm: Tensor, limit: float) -> None:
     scale = torch.clamp(limit / (norm + 1e-6), max=1.0)
     gradients = [p.grad for p in parameters if p.grad is not None]
     if gradients:  # one kernel for many tensors
-        torch._foreach_mul_([g.to_local() if isinstance(g, DTensor) else g for g in gradients], scale)
+        world.scale_all([g.to_local() if isinstance(g, DTensor) else g for g in gradients], scale)

@@ -6,12 +6,14 @@ from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
 from torch import nn
-from torch.nn.modules.conv import _ConvNd
 
 from cftdiag.recipe.blocks import find_blocks
 
 Weight = TypeVar("Weight")
 
+_CONVOLUTIONS = (
+    nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d,
+)  # fmt: skip
 _ROUTERS = ("gate", "router", "shared_expert_gate")
 _COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
@@ -55,7 +57,7 @@ def _expert_weights(model: nn.Module) -> dict[str, nn.Parameter]:
         ".".join(part for part in (block, name, own) if part): weight
         for block, parent in find_blocks(model)
         for name, module in parent.named_modules()
-        if not isinstance(module, _ConvNd)
+        if not isinstance(module, _CONVOLUTIONS)
         for own, weight in module.named_parameters(recurse=False)
         if weight.dim() == 3 and min(weight.shape[1:]) > 1
     }

@@ -87,7 +87,7 @@ def install(settings: Rehearsal, alias: Alias | None) -> Compiled:
 def _backends(settings: Rehearsal) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """(what compiles a graph, what takes one no further than Dynamo does)."""
     if settings.weights:
-        from torch._dynamo import lookup_backend
+        from cftdiag.torch_private.dynamo import lookup_backend
 
         # real weights are computed with, operator by operator
         return lookup_backend("aot_eager" if settings.depth == "joint" else "eager"), lookup_backend("eager")

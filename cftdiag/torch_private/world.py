@@ -25,6 +25,7 @@ NAMES = (
         "world",
         "activation checkpointing cannot tell whether a block draws random numbers (--ac)",
     ),
+    Name("torch:_foreach_mul_", "trainer", "gradients cannot be clipped", alias="scale_all"),
     Name("torch:ops.c10d._allgather_base_", "world", _COLLECTIVES, alias="allgather"),
     Name("torch:ops.c10d._reduce_scatter_base_", "world", _COLLECTIVES, alias="reduce_scatter"),
 )

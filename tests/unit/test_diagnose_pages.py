@@ -26,7 +26,7 @@ inductor_fusion_threshold inductor_size_regime tensor_type first_call_latch opti
 shared_code_object size_specialized rank_change kv_cache
 ac_recompute_other_graph ac_dtype_mismatch constraint_violation limit_not_visible_in_thread late_hook_ignored compiled_region_not_reached
 donated_buffer double_backward unused_subclass_output
-fullgraph_error silent_wrong_numerics rank_divergent_recompile compile_time_depth saved_tensor_hooks_whole_graph cache_miss cudagraph_skip
+fullgraph_error silent_wrong_numerics known_wrong_code rank_divergent_recompile compile_time_depth saved_tensor_hooks_whole_graph cache_miss cudagraph_skip
 graph_runs_eager kernel_spills kernel_scalar_access kernel_fp64 reduction_split
 """.split()
 WITHOUT_EXAMPLE = {
@@ -106,6 +106,7 @@ def test_sentences_name_only_facts_that_exist(cause: Cause) -> None:
 
 
 FACTS = """
+issue pattern fixed
 why skipped_class
 argument attribute name dim expected actual guard added multiple limit more dynamic_source state code line branch function callee callee_name reason
 logging_function printer said hint inner applied subclass

@@ -33,7 +33,7 @@ CAUSES = (
         says="The code generated here computes wrong results, a bug of torch before {fixed} ({issue}): {pattern}.",
         kinds=("numerics",),
         seen_by="cftdiag check --model FILE.py:build --target h200",
-        remedies=(),
+        remedies=(Remedy(summary="Train with torch {fixed} or later, which has the bug mended."),),
     ),
     cause(
         "rank_divergent_recompile",

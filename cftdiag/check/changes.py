@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -33,11 +32,8 @@ def apply_change(
     nothing here can make.
     """
     fields: dict[str, Any] = {}
-    settings, environment, kwargs = (
-        dict(options.torch_config),
-        dict(options.env),
-        dict(options.compile_kwargs),
-    )
+    patch = options.patch
+    settings, environment, kwargs = dict(patch.torch_config), dict(patch.env), dict(patch.compile_kwargs)
     for key, value in change.items():
         if key.startswith("torch."):
             settings[key] = value
@@ -56,9 +52,10 @@ def apply_change(
             fields["dynamic"] = _dynamic(value)
         elif key in ("mark_dynamic", "mark_unbacked"):
             marks = {name: [int(d) for d in dims] for name, dims in value.items()}
-            fields[key] = {**getattr(options, key), **marks}
+            known = patch.mark_dynamic if key == "mark_dynamic" else patch.mark_unbacked
+            fields[key] = {**known, **marks}
         elif key == "model_config":
-            fields[key] = {**options.model_config, **value}
+            fields[key] = {**patch.model_config, **value}
         elif key == "pad_to_multiple_of":
             fields[key] = int(value)
         elif key in _OF_CONFIG_MODELS or key in _OF_SUBJECTS:
@@ -70,9 +67,7 @@ def apply_change(
         else:
             return None
     try:
-        return dataclasses.replace(
-            options, torch_config=settings, env=environment, compile_kwargs=kwargs, **fields
-        )
+        return options.with_(torch_config=settings, env=environment, compile_kwargs=kwargs, **fields)
     except InputError:
         return None
 

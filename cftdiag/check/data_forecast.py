@@ -25,28 +25,28 @@ _POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx")
 
 def read(options: CheckOptions, origin: Origin) -> Data:
     """Read the file and batch it as training will. Raises :class:`InputError`."""
-    assert options.data is not None
+    assert options.data.path is not None
     if origin.type == "file":
         raise InputError(
             "--data makes batches of its own, which only a catalogue or config model takes; put your lengths into build()"
         )
     config = origin.config
     positions = next((config[name] for name in _POSITIONS if isinstance(config.get(name), int)), None)
-    rows = options.batch_size
-    if rows is None and options.max_tokens_per_gpu is None:
+    rows = options.subject.batch_size
+    if rows is None and options.data.max_tokens_per_gpu is None:
         rows = 1
     return read_data(
         DataOptions(
-            path=options.data,
+            path=options.data.path,
             batch_size=rows,
-            max_tokens_per_gpu=options.max_tokens_per_gpu,
-            pad_to_multiple_of=options.pad_to_multiple_of,
-            packed=options.packed,
-            shuffle_seed=options.shuffle_seed,
-            world_size=options.world_size,
-            drop_last=options.drop_last,
+            max_tokens_per_gpu=options.data.max_tokens_per_gpu,
+            pad_to_multiple_of=options.subject.pad_to_multiple_of,
+            packed=options.subject.packed,
+            shuffle_seed=options.data.shuffle_seed,
+            world_size=options.parallel.world_size,
+            drop_last=options.patch.drop_last,
             max_positions=positions,
-            over_long=options.over_long,
+            over_long=options.data.over_long,
         )
     )
 
@@ -57,8 +57,7 @@ def first_options(options: CheckOptions, data: Data) -> CheckOptions:
     """
     shapes = data.ranks[0].shapes
     lengths = tuple(dict.fromkeys(s.length for s in shapes if s.batch_size == shapes[0].batch_size))[:FIRST]
-    return dataclasses.replace(
-        options,
+    return options.with_(
         lengths=lengths,
         batch_size=shapes[0].batch_size,
         data=None,
@@ -145,7 +144,9 @@ def plan(
     """The plan of a forecast: the settings that the check ran with, and those that were proved to remove a
     finding.
     """
-    settings = [Setting(key=key, value=value, verified=None) for key, value in options.torch_config.items()]
+    settings = [
+        Setting(key=key, value=value, verified=None) for key, value in options.patch.torch_config.items()
+    ]
     for finding in findings:
         proved = [
             r

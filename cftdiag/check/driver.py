@@ -30,17 +30,17 @@ from cftdiag.subject import Origin, Subject, as_subject, resolve
 
 
 def run_check(options: CheckOptions, progress: Progress | None = None) -> CheckReport:
-    """Check ``options.model``.
+    """Check ``options.subject.model``.
 
     Raises :class:`~cftdiag.errors.InputError` for a wrong request and
     :class:`~cftdiag.errors.EnvironmentUnfit` where this machine cannot do it. Children are stopped whatever
     happens, Ctrl-C included.
     """
-    if options.model is None:
+    if options.subject.model is None:
         raise InputError(
             "no model given; give --model with one of `cftdiag models`, a directory, a config.json, a hub id or file.py:build"
         )
-    origin = resolve(options.model)
+    origin = resolve(options.subject.model)
     if origin.type == "file":
         options.for_subject()
     with contextlib.closing(ForkServer()) as launcher:
@@ -65,7 +65,7 @@ def check(
     except (TypeError, AttributeError) as error:
         raise InputError(f"an unknown option or one of a wrong type: {error}") from error
     if isinstance(subject, str):
-        return run_check(dataclasses.replace(parsed, model=subject), progress)
+        return run_check(parsed.with_(model=subject), progress)
     live = as_subject(subject if isinstance(subject, Subject) else (subject, batches or ()), "check()")
     origin = Origin(type="live", name=type(live.model).__name__)
     from cftdiag.passes.run_pass import run_task
@@ -75,7 +75,7 @@ def check(
 
     if LiveFork.safe():
         return run(parsed, Runner(origin, LiveFork(run_forked), progress))
-    if parsed.ac != "none" or parsed.world_size > 1:
+    if parsed.compile.ac != "none" or parsed.parallel.world_size > 1:
         raise EnvironmentUnfit(
             "checkpointing and FSDP2 would change the live model, and this process has other threads or a GPU and so cannot be forked; "
             "give file.py:build instead"
@@ -100,7 +100,7 @@ def check(
 
 def run(options: CheckOptions, runner: Runner, notes: Sequence[str] = ()) -> CheckReport:
     """One check. ``notes`` are told under "undetermined"."""
-    data = None if options.data is None else data_forecast.read(options, runner.origin)
+    data = None if options.data.path is None else data_forecast.read(options, runner.origin)
     if data is not None:
         options = data_forecast.first_options(options, data)
     return _Check(runner, list(notes)).run(options, data)
@@ -126,7 +126,7 @@ class _Check:
             numerics=self.numerics(first, options),
             captures_all=self.skipped.get("fullgraph") == strategy.NO_BREAK,
         )
-        if options.compile_scope == "none":
+        if options.compile.scope == "none":
             self.notes.append("nothing was compiled, as --compile-scope none asks")
         outcome = judge(main, chosen.breaks, context)
         uneven = self.uneven_routing(first, options, outcome.findings)
@@ -136,7 +136,7 @@ class _Check:
             outcome = judge_sweep(outcome, swept, context)
         findings = outcome.findings
         change_first: tuple[Mapping[str, Any], ...] = ()
-        if options.verify and self.runner.forks and main.outcome == "ok":
+        if options.budget.verify and self.runner.forks and main.outcome == "ok":
             findings, change_first = self.prove(main, outcome, options, swept)
         report = make_report(
             chosen,
@@ -159,7 +159,7 @@ class _Check:
             failure = strategy.own_failure(first, self.runner.run("eager", options))
             if failure is not None:
                 raise failure
-        built = strategy.built(first, options.timeout)
+        built = strategy.built(first, options.budget.timeout)
         if built.program.untouched:
             self.notes.append(
                 f"the training step calls no block of {', '.join(built.program.untouched)}, so these were "
@@ -202,7 +202,7 @@ class _Check:
         """What a mixture of experts does when its tokens spread unevenly."""
         if not strategy.tries_uneven_routing(first, options, forks=self.runner.forks):
             return ()
-        uneven = self.runner.run("auto", dataclasses.replace(options, routing="idle_and_single"))
+        uneven = self.runner.run("auto", options.with_(routing="idle_and_single"))
         if uneven.outcome != "ok" or not isinstance(uneven, BuiltPass):
             self.notes.append(f"the pass with uneven routing did not end: {uneven.detail}")
             return ()
@@ -250,7 +250,7 @@ class _Check:
         """The findings with their remedies tried within the budget, and what to change first."""
         lengths = None
         if swept is not None:
-            at_size = [c for c in swept.lead["compiles"] if c["batch_size"] == asked.batch_size]
+            at_size = [c for c in swept.lead["compiles"] if c["batch_size"] == asked.subject.batch_size]
             lengths = tuple(dict.fromkeys(c["length"] for c in at_size))
         options = strategy.proof_options(asked, self.runner.origin, lengths)
         unproved = before.findings
@@ -286,7 +286,7 @@ class _Check:
         change_first = prover.change_first(findings)
         if prover.left:
             self.notes.append(
-                f"{prover.left} remedies were not tried: the {options.verify_budget:.0f} s for proofs were used up"
+                f"{prover.left} remedies were not tried: the {options.budget.verify_budget:.0f} s for proofs were used up"
             )
         return findings, change_first
 

@@ -47,15 +47,15 @@ def make_context(
         ),
         lengths=tuple(s.length for s in program.steps),
         batch_sizes=tuple(s.batch_size for s in program.steps),
-        graphs=None if options.compile_scope == "none" else _graph_counts(main),
+        graphs=None if options.compile.scope == "none" else _graph_counts(main),
         ran=main.graphs,
         fullgraph=captured,
         fullgraph_breaks=tuple(e for e in whole.events if e.kind in ("graph_break", "error"))
         if whole is not None and whole is not main
         else (),
         wrap=program.wrap,
-        ac=options.ac,
-        scope=options.compile_scope,
+        ac=options.compile.ac,
+        scope=options.compile.scope,
         depth=program.depth,
         limit=program.limit or Context.limit,
         compile_kwargs=program.compile_kwargs,
@@ -68,8 +68,8 @@ def _probes(main: BuiltPass, options: CheckOptions, numerics: Mapping[str, Any] 
     program, result, raised, last = main.program, main.result, main.raised, main.last
     never: list[str] = []
     silent: list[NeverRan] = []
-    if main.ended and options.compile_scope != "none":
-        by_block = not program.wrap and options.compile_scope in ("block", "block+loss")
+    if main.ended and options.compile.scope != "none":
+        by_block = not program.wrap and options.compile.scope in ("block", "block+loss")
         never = [b.fqn for b in program.blocks if by_block and not main.calls.get(b.fqn)]
         silent = list({n.name: n for n in (() if result is None else result.never_ran)}.values())
     stopped = main.outcome == "timeout" and last is not None and last.phase == "step"
@@ -77,7 +77,7 @@ def _probes(main: BuiltPass, options: CheckOptions, numerics: Mapping[str, Any] 
         late_hooks=() if result is None else probes.all_told(LateHook, result.late_hooks),
         saved_tensor_hooks=() if result is None else probes.all_told(SavedHook, result.saved_tensor_hooks),
         main_thread_limit=program.limit,
-        calls={} if options.compile_scope == "none" else dict(main.calls),
+        calls={} if options.compile.scope == "none" else dict(main.calls),
         numerics=probes.told(Numerics, numerics),
         wrong_code=() if result is None else result.wrong_code,
         captured_error=None if raised is None else ErrorDetail(type=raised.error, message=raised.message),
@@ -88,7 +88,9 @@ def _probes(main: BuiltPass, options: CheckOptions, numerics: Mapping[str, Any] 
             for n in silent
             if n.skipped_file is not None and main.calls.get(n.name, 1)
         ),
-        timeout=Timeout(seconds=options.timeout, step=last.step) if stopped and last is not None else None,
+        timeout=Timeout(seconds=options.budget.timeout, step=last.step)
+        if stopped and last is not None
+        else None,
     )
 
 

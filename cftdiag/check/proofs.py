@@ -43,7 +43,7 @@ class Prover:
     ) -> None:
         self.options, self.before, self._run, self._compare = options, before, run, compare
         self.config_subject, self.wrap, self.announce = config_subject, wrap, announce
-        self.deadline = time.monotonic() + options.verify_budget
+        self.deadline = time.monotonic() + options.budget.verify_budget
         self.left = 0
         self._known: dict[str, Outcome | None] = {}
         self._equal: dict[str, bool | None] = {}

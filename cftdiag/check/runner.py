@@ -178,7 +178,7 @@ class Runner:
             self._in_process(task, send)
             done = dataclasses.replace(gather(mode, sent), outcome="ok", seconds=time.monotonic() - started)
         else:
-            running = Pass(self.launcher, task, options.timeout)
+            running = Pass(self.launcher, task, options.budget.timeout)
             # a refused input stops the child at once, not when Python gets to it
             with contextlib.closing(iter(running)) as messages:
                 gathered = gather(mode, messages, self.progress)

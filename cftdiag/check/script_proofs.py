@@ -61,22 +61,19 @@ def _applied(
     """The rehearsal's options with a remedy's change; :class:`InputError` for one that the script must make
     itself.
     """
-    differs = {
-        field.name
-        for field in dataclasses.fields(CheckOptions)
-        if getattr(plain, field.name) != getattr(changed, field.name)
-    }
+    before, after = plain.flat(), changed.flat()
+    differs = {name for name in before if before[name] != after[name]}
     if not differs <= _REACHES:
         raise InputError("this change belongs into the script")
-    kwargs = dict(changed.compile_kwargs)
-    if changed.dynamic is not None:
-        kwargs["dynamic"] = DYNAMIC[changed.dynamic]
-    if changed.fullgraph is not None:
-        kwargs["fullgraph"] = changed.fullgraph
+    kwargs = dict(changed.patch.compile_kwargs)
+    if changed.compile.dynamic is not None:
+        kwargs["dynamic"] = DYNAMIC[changed.compile.dynamic]
+    if changed.compile.fullgraph is not None:
+        kwargs["fullgraph"] = changed.compile.fullgraph
     return dataclasses.replace(
         options,
-        torch_config=changed.torch_config,
-        env=changed.env,
+        torch_config=changed.patch.torch_config,
+        env=changed.patch.env,
         compile_kwargs=kwargs,
         ranks=(rehearsed.first.rank,),
         keep=None,

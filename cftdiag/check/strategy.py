@@ -95,7 +95,7 @@ def compares_numerics(first: BuiltPass, options: CheckOptions, *, forks: bool) -
         forks
         and first.ended
         and not first.program.weightless
-        and (first.program.parameters < SMALL_MODEL or options.numerics)
+        and (first.program.parameters < SMALL_MODEL or options.budget.numerics)
     )
 
 
@@ -110,7 +110,7 @@ def tries_uneven_routing(first: PassResult, options: CheckOptions, *, forks: boo
     return (
         forks
         and first.outcome == "ok"
-        and options.routing == "balanced"
+        and options.compile.routing == "balanced"
         and "planted" in kinds
         and ("read" in kinds or first.unbacked)
     )
@@ -121,7 +121,7 @@ def proof_options(options: CheckOptions, origin: Origin, lengths: tuple[int, ...
     that a proof can fail.
     """
     changes: dict[str, object] = {} if lengths is None else {"lengths": lengths}
-    if origin.from_config and options.layers in (None, "all"):
+    if origin.from_config and options.subject.layers in (None, "all"):
         # one block of each kind shows what all of its kind do, and a proof then costs seconds
         changes["layers"] = "auto"
-    return dataclasses.replace(options, **changes)  # type: ignore[arg-type]
+    return options.with_(**changes)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import signal
 import sys
@@ -259,9 +258,9 @@ def check(
     else:
         check_script.refuse_own()
     asked = CheckOptions(**options | {"torch_config": dict(options["torch_config"])})
-    if asked.method != "full":
-        asked = dataclasses.replace(asked, transform=APPLY_METHOD)
-    if not command and asked.data is None and (plan_path or plots):
+    if asked.subject.method != "full":
+        asked = asked.with_(transform=APPLY_METHOD)
+    if not command and asked.data.path is None and (plan_path or plots):
         raise click.UsageError("--plan and --plots come from a forecast; give --data FILE")
     from cftdiag.check import run_check
     from cftdiag.report import status_line, terminal

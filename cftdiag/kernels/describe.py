@@ -49,10 +49,10 @@ def describe(task: KernelsTask, progress: Progress = lambda text: None) -> dict[
     here = task.target == HERE
     spec = real.present() if here else device(task.target)
     progress("building the model")
-    prepared = prepare(origin, dataclasses.replace(options, fast_forward="never" if here else "always"), None)
-    blocks = blocks_of(prepared.subject.model, tuple(prepared.subject.blocks or ()) or options.blocks)
+    prepared = prepare(origin, options.with_(fast_forward="never" if here else "always"), None)
+    blocks = blocks_of(prepared.subject.model, tuple(prepared.subject.blocks or ()) or options.subject.blocks)
     groups = _wanted(block_groups(prepared.subject.model, blocks), task.block)
-    with torch_config(options.torch_config):
+    with torch_config(options.patch.torch_config):
         graphs, frames, winners = _lower(prepared, blocks, groups, task, progress)
     lowered_in = time.monotonic() - started
     compiled: dict[str, resources.Compiled] = {}

@@ -269,6 +269,8 @@ def decode(data: Mapping[str, Any]) -> Any:
 def _plain(value: Any) -> Any:
     if isinstance(value, Event):
         return value.to_dict()
+    if isinstance(value, CheckOptions):
+        return _plain(value.to_dict())
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, Mapping):
@@ -284,6 +286,8 @@ def _typed(hint: Any, value: Any) -> Any:
         return value
     if hint is Event:
         return Event.from_dict(value)
+    if hint is CheckOptions:
+        return CheckOptions.from_dict(value)
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         hints = _hints(hint)
         return hint(**{name: _typed(hints[name], item) for name, item in value.items()})

@@ -62,20 +62,20 @@ class Prepared:
         """(backend, depth it reaches); raises :class:`InputError` for one that cannot run on weights that are
         not there.
         """
-        if self.options.target is not None:
-            return _target_backend(self.options.target, self.wrong_code.append), "codegen"
+        if self.options.compile.target is not None:
+            return _target_backend(self.options.compile.target, self.wrong_code.append), "codegen"
         own = self.compile_kwargs.get("backend")
-        name = self.options.compile_backend or os.environ.get("TORCH_COMPILE_BACKEND") or own
+        name = self.options.compile.backend or os.environ.get("TORCH_COMPILE_BACKEND") or own
         if self.weightless:
             if name not in (None, "eager", "aot_eager"):
                 raise InputError(
                     f"backend {name!r} would run compiled code on weights that are not there; use eager or aot_eager, "
                     "or --fast-forward never on a small model"
                 )
-            depth = "trace" if name == "eager" else self.options.depth
+            depth = "trace" if name == "eager" else self.options.compile.depth
             return fastforward.backend_for(depth), depth
         if name is None:
-            name = "eager" if self.options.depth == "trace" else "aot_eager"
+            name = "eager" if self.options.compile.depth == "trace" else "aot_eager"
         depth = {"eager": "trace", "aot_eager": "joint"}.get(name, "run") if isinstance(name, str) else "run"
         return _lookup(name), depth
 
@@ -88,7 +88,7 @@ def prepare(origin: Origin, options: CheckOptions, live: Subject | None) -> Prep
         prepared = _from_config(origin, options.for_config())
     else:
         prepared = _from_subject(as_subject(_call_builder(origin), origin.name), options)
-    for name, value in options.model_config.items():
+    for name, value in options.patch.model_config.items():
         config = getattr(prepared.subject.model, "config", None)
         if not hasattr(config, name):
             raise InputError(f"the model has no config with {name}, so it cannot be changed")
@@ -97,42 +97,43 @@ def prepare(origin: Origin, options: CheckOptions, live: Subject | None) -> Prep
 
 
 def _from_config(origin: Origin, o: CheckOptions) -> Prepared:
+    wanted = o.subject
     assert (
-        o.lengths is not None
-        and o.batch_size is not None
-        and o.attn is not None
-        and o.dtype is not None
-        and o.layers is not None
+        wanted.lengths is not None
+        and wanted.batch_size is not None
+        and wanted.attn is not None
+        and wanted.dtype is not None
+        and wanted.layers is not None
     )
-    real = o.fast_forward == "never"
+    real = o.compile.fast_forward == "never"
     source: Any = {"model_type": origin.model_type, **origin.config} if origin.type == "config" else None
     if origin.type == "hub":
-        source = _hub_config(origin.name, o.trust_remote_code)
+        source = _hub_config(origin.name, wanted.trust_remote_code)
     elif "auto_map" in origin.config and origin.path is not None:
         source = origin.path
-    layers: Any = {"all": None, "auto": "auto"}.get(o.layers, o.layers)
+    layers: Any = {"all": None, "auto": "auto"}.get(wanted.layers, wanted.layers)
     try:
-        config = load_config(source, trust_remote_code=o.trust_remote_code)
+        config = load_config(source, trust_remote_code=wanted.trust_remote_code)
         cached = bool(getattr(config, "use_cache", False))
         count = getattr(config, "num_hidden_layers", None)
-        if o.layers.isdigit() and isinstance(count, int) and int(o.layers) > count:
-            raise InputError(f"--layers {o.layers}: the model has {count}")
+        if wanted.layers.isdigit() and isinstance(count, int) and int(wanted.layers) > count:
+            raise InputError(f"--layers {wanted.layers}: the model has {count}")
         model = build_model(
             config,
-            attn=o.attn,
-            dtype=o.dtype,
+            attn=wanted.attn,
+            dtype=wanted.dtype,
             layers=int(layers) if str(layers).isdigit() else layers,
             weights=real,
         )
-        if o.transform is not None:
-            _transform(model, o.transform, o.method, weightless=not real)
-        lengths = [_round_up(n, o.pad_to_multiple_of) for n in o.lengths]
+        if wanted.transform is not None:
+            _transform(model, wanted.transform, wanted.method, weightless=not real)
+        lengths = [_round_up(n, wanted.pad_to_multiple_of) for n in wanted.lengths]
         batches = make_batches(
             model.config,
             lengths=lengths,
-            batch_size=o.batch_size,
-            packed=o.packed,
-            flash_varlen=o.flash_varlen,
+            batch_size=wanted.batch_size,
+            packed=wanted.packed,
+            flash_varlen=wanted.flash_varlen,
             model=model,
         )
     except ValueError as error:
@@ -145,16 +146,16 @@ def _from_config(origin: Origin, o: CheckOptions) -> Prepared:
         training=_training(model, o),
         assumed=(_NO_CACHE,) if cached else (),
         compile_kwargs={
-            "dynamic": DYNAMIC[o.dynamic or "true"],
-            "fullgraph": o.fullgraph,
-            **o.compile_kwargs,
+            "dynamic": DYNAMIC[o.compile.dynamic or "true"],
+            "fullgraph": o.compile.fullgraph,
+            **o.patch.compile_kwargs,
         },
     )
 
 
 def _training(model: torch.nn.Module, o: CheckOptions) -> TrainRecipe:
     """How the trainer would wrap this model; one whose body cannot be told from its head keeps its own loss."""
-    own = TrainRecipe(scope=o.compile_scope, ac=o.ac, dtype=o.dtype)
+    own = TrainRecipe(scope=o.compile.scope, ac=o.compile.ac, dtype=o.subject.dtype)
     return own if has_own_head(model) else dataclasses.replace(own, loss_chunks=None)
 
 
@@ -172,21 +173,21 @@ def _transform(model: torch.nn.Module, function: str, method: str, *, weightless
 def _refuse(subject: Subject, o: CheckOptions) -> None:
     """Refuse options that this subject's own way of compiling or training leaves no place for."""
     if subject.wrap is not None:
-        own = {
-            "ac": "none",
-            "world_size": 1,
-            "compile_scope": "block",
-            "depth": "joint",
-            "compile_backend": os.environ.get("TORCH_COMPILE_BACKEND"),
-        }
-        for name, default in own.items():
-            if getattr(o, name) not in (default, None):
+        own: tuple[tuple[str, object, object], ...] = (
+            ("--ac", o.compile.ac, "none"),
+            ("--world-size", o.parallel.world_size, 1),
+            ("--compile-scope", o.compile.scope, "block"),
+            ("--depth", o.compile.depth, "joint"),
+            ("--compile-backend", o.compile.backend, os.environ.get("TORCH_COMPILE_BACKEND")),
+        )
+        for flag, given, default in own:
+            if given not in (default, None):
                 raise InputError(
-                    f"--{name.replace('_', '-')} does not apply to a subject that compiles itself; change it in wrap()"
+                    f"{flag} does not apply to a subject that compiles itself; change it in wrap()"
                 )
-    elif "loss" in o.compile_scope and subject.training is None:
+    elif "loss" in o.compile.scope and subject.training is None:
         raise InputError(
-            f"--compile-scope {o.compile_scope}: the loss is inside the subject's own step; use block or model, or compile it in step()"
+            f"--compile-scope {o.compile.scope}: the loss is inside the subject's own step; use block or model, or compile it in step()"
         )
 
 
@@ -197,15 +198,15 @@ def _from_subject(subject: Subject, o: CheckOptions) -> Prepared:
         flex_on_cpu.install()
     parameters = list(subject.model.parameters())
     meta = any(p.is_meta for p in parameters)
-    if o.fast_forward == "never" and meta:
+    if o.compile.fast_forward == "never" and meta:
         raise InputError(
             "the model's parameters are on the meta device, so it cannot be run for real; leave --fast-forward at auto"
         )
     small = sum(p.numel() for p in parameters) < SMALL_MODEL
     weightless = (
-        o.fast_forward == "always"
-        or o.target is not None
-        or (o.fast_forward == "auto" and (meta or not small))
+        o.compile.fast_forward == "always"
+        or o.compile.target is not None
+        or (o.compile.fast_forward == "auto" and (meta or not small))
     )
     if weightless:
         if meta:
@@ -216,16 +217,16 @@ def _from_subject(subject: Subject, o: CheckOptions) -> Prepared:
                 for buffer in subject.model.buffers():
                     fastforward.mark(buffer, fastforward.SKIPPED)
         fastforward.mark_weights(subject.model)
-    changes = dict(o.compile_kwargs)
-    if o.dynamic is not None:
-        changes["dynamic"] = DYNAMIC[o.dynamic]
-    if o.fullgraph is not None:
-        changes["fullgraph"] = o.fullgraph
-    batches = [_padded(batch, o.pad_to_multiple_of) for batch in subject.batches]
-    if o.input_requires_grad:
+    changes = dict(o.patch.compile_kwargs)
+    if o.compile.dynamic is not None:
+        changes["dynamic"] = DYNAMIC[o.compile.dynamic]
+    if o.compile.fullgraph is not None:
+        changes["fullgraph"] = o.compile.fullgraph
+    batches = [_padded(batch, o.subject.pad_to_multiple_of) for batch in subject.batches]
+    if o.patch.input_requires_grad:
         batches = [{k: _requiring_grad(v) for k, v in batch.items()} for batch in batches]
     shapes = [_batch_shape(b) for b in batches]
-    if o.drop_last and shapes:
+    if o.patch.drop_last and shapes:
         kept = [i for i, (rows, _) in enumerate(shapes) if rows == shapes[0][0]]
         batches, shapes = [batches[i] for i in kept], [shapes[i] for i in kept]
     return Prepared(
@@ -236,7 +237,7 @@ def _from_subject(subject: Subject, o: CheckOptions) -> Prepared:
         compile_kwargs={**subject.compile_kwargs, **changes},
         step=None if subject.training is not None else subject.step or default_step,
         training=dataclasses.replace(
-            subject.training or TrainRecipe(loss_chunks=None), scope=o.compile_scope, ac=o.ac
+            subject.training or TrainRecipe(loss_chunks=None), scope=o.compile.scope, ac=o.compile.ac
         ),
         changes=changes,
     )

@@ -76,7 +76,7 @@ def run_task(task: PassTask, send: Send, live: Subject | None = None) -> None:
     """Run one pass and ``send`` its messages; never raises for what the user's model does."""
     options = task.options
     try:
-        with _process_kept(options.env), torch_config(options.torch_config):
+        with _process_kept(options.patch.env), torch_config(options.patch.torch_config):
             _Pass(task, options, send, live).run()
     except InputError as error:
         send(Refused(message=str(error)))
@@ -108,7 +108,10 @@ class _Pass:
         self.model_class = type(self.subject.model).__name__  # before FSDP2 gives it a class of its own
         self.build_seconds = time.monotonic() - started
         self.watch = Watch(isolate=self.mode == "fullgraph", on_call=self.called)
-        self.watch.marks = {"mark_dynamic": options.mark_dynamic, "mark_unbacked": options.mark_unbacked}
+        self.watch.marks = {
+            "mark_dynamic": options.patch.mark_dynamic,
+            "mark_unbacked": options.patch.mark_unbacked,
+        }
         self.kinds: dict[str, str] = {}
         self.losses: list[Any] = []
         self.trained: set[str] = set()
@@ -129,7 +132,11 @@ class _Pass:
                 for context in self.contexts(recorder):
                     stack.enter_context(context)
                 with self.skip():
-                    if self.options.eager_warmup and self.subject.batches and self.prepared.step is not None:
+                    if (
+                        self.options.patch.eager_warmup
+                        and self.subject.batches
+                        and self.prepared.step is not None
+                    ):
                         self.prepared.step(self.subject.model, dict(self.subject.batches[0]))
                     self.compile_or_refuse(recorder)
                 recorder.watch(self.subject.model, [fqn for fqn, _ in self.blocks])
@@ -155,7 +162,7 @@ class _Pass:
     def contexts(self, recorder: Recorder) -> Iterator[Any]:
         yield recorder
         yield self.requests
-        yield fastforward.routing_policy(self.options.routing)
+        yield fastforward.routing_policy(self.options.compile.routing)
         yield _warnings_kept_quiet()
         if self.subject.wrap is not None or self.prepared.step is not None:
             yield compiles_seen(self.subject.model, self.watch, recorder, self.prepared.changes)
@@ -186,7 +193,7 @@ class _Pass:
         model, subject, options = self.subject.model, self.subject, self.options
         self.model_to_run, self.program, self.depth = model, None, "run"
         own = (subject.blocks,) if isinstance(subject.blocks, str) else tuple(subject.blocks or ())
-        wanted = own or options.blocks
+        wanted = own or options.subject.blocks
         self.named = bool(wanted)
         self.stacks = {} if self.named else stacks(model)
         if subject.wrap is not None:
@@ -215,8 +222,8 @@ class _Pass:
         recipe = self.prepared.training
         try:
             mesh = None
-            if options.world_size > 1 or recipe.always_sharded:
-                mesh = fake_mesh(options.world_size, recipe.replicas)
+            if options.parallel.world_size > 1 or recipe.always_sharded:
+                mesh = fake_mesh(options.parallel.world_size, recipe.replicas)
             program = apply_recipe(model, self.blocks, recipe, compile=compile_one, mesh=mesh)
         except ValueError as error:
             raise InputError(str(error)) from error
@@ -267,7 +274,11 @@ class _Pass:
 
         def run(shape: Shape) -> None:
             batch = batch_of_shape(
-                self.subject.model, shape.batch_size, shape.length, shape.variant, self.options.flash_varlen
+                self.subject.model,
+                shape.batch_size,
+                shape.length,
+                shape.variant,
+                self.options.subject.flash_varlen,
             )
             with self.skip():
                 program.step(batch)
@@ -362,7 +373,7 @@ class _Pass:
 
         Where it calls none at all they stay, as blocks that were to be compiled and never ran.
         """
-        if self.named or self.subject.wrap is not None or self.options.compile_scope not in BY_BLOCK:
+        if self.named or self.subject.wrap is not None or self.options.compile.scope not in BY_BLOCK:
             return
         found = {name: [strip(fqn) for fqn, _ in blocks] for name, blocks in self.stacks.items()}
         called = {name for name, fqns in found.items() if any(self.watch.calls[fqn] for fqn in fqns)}
@@ -421,10 +432,10 @@ class _Pass:
         made_up = fastforward.undetermined() if self.prepared.weightless else []
         notes = [Assumption(meaning=text) for text in self.prepared.assumed]
         notes += [Assumption(meaning=note["meaning"], what=note["what"]) for note in made_up]
-        if self.options.target is not None:
+        if self.options.compile.target is not None:
             from cftdiag.target import assumptions
 
-            notes += [Assumption(meaning=text) for text in assumptions(self.options.target)]
+            notes += [Assumption(meaning=text) for text in assumptions(self.options.compile.target)]
         return tuple(notes)
 
     def numerics(self) -> dict[str, Any] | None:
@@ -449,7 +460,7 @@ class _Pass:
         return {
             "ok": not wrong,
             "backend": str(
-                self.prepared.compile_kwargs.get("backend") or self.options.compile_backend or "aot_eager"
+                self.prepared.compile_kwargs.get("backend") or self.options.compile.backend or "aot_eager"
             ),
             "worst": worst,
             "failed": [w["name"] for w in wrong],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -12,13 +13,23 @@ from cftdiag.options import DEFAULT_LENGTHS, CheckOptions
 
 def test_defaults_of_a_config_model():
     o = CheckOptions(model="Qwen3-4B").for_config()
-    assert (o.attn, o.dtype, o.dynamic, o.fullgraph) == ("sdpa", "bfloat16", "true", True)
-    assert (o.lengths, o.batch_size, o.layers) == (DEFAULT_LENGTHS, 1, "all")
+    assert (o.subject.attn, o.subject.dtype, o.compile.dynamic, o.compile.fullgraph) == (
+        "sdpa",
+        "bfloat16",
+        "true",
+        True,
+    )
+    assert (o.subject.lengths, o.subject.batch_size, o.subject.layers) == (DEFAULT_LENGTHS, 1, "all")
 
 
 def test_what_is_given_is_kept():
     o = CheckOptions(model="x", dtype="fp32", dynamic="auto", lengths=[5, 7], layers=3).for_config()
-    assert (o.dtype, o.dynamic, o.lengths, o.layers) == ("float32", "auto", (5, 7), "3")
+    assert (o.subject.dtype, o.compile.dynamic, o.subject.lengths, o.subject.layers) == (
+        "float32",
+        "auto",
+        (5, 7),
+        "3",
+    )
 
 
 @pytest.mark.parametrize(
@@ -73,3 +84,26 @@ def test_options_cross_a_process_border():
         mark_dynamic={"x": [1]},
     )
     assert CheckOptions.from_dict(json.loads(json.dumps(o.to_dict()))) == o
+
+
+def test_a_change_by_flat_name_leaves_the_rest_and_is_checked_again():
+    o = CheckOptions(model="x", compile_scope="model", data="lengths.txt", env={"A": "1"})
+    changed = o.with_(compile_backend="eager", data=None, lengths=[5])
+    assert (changed.compile.backend, changed.data.path, changed.subject.lengths) == ("eager", None, (5,))
+    assert changed.with_(compile_backend=None, data="lengths.txt", lengths=None) == o
+    with pytest.raises(InputError, match="--data brings its own lengths"):
+        o.with_(lengths=(5,))
+
+
+def test_every_option_has_one_flat_name():
+    flat = CheckOptions().flat()
+    given = {"compile_scope", "compile_backend", "data", "model", "world_size", "timeout", "torch_config"}
+    assert given <= set(flat) and not {"scope", "backend", "path"} & set(flat)
+    groups = dataclasses.asdict(CheckOptions()).values()
+    assert len(flat) == sum(map(len, groups))
+
+
+@pytest.mark.parametrize("name", ["attention", "scope", "subject"])
+def test_an_unknown_name_is_refused(name):
+    with pytest.raises(TypeError, match=f"unexpected keyword argument '{name}'"):
+        CheckOptions(**{name: "model"})

@@ -49,7 +49,7 @@ def prove(findings, outcomes, before, *, compare=lambda options: None, **more):
     runs = []
 
     def made(options):
-        names = tuple(n for n in ("dynamic", "mark_dynamic") if getattr(options, n) != getattr(OPTIONS, n))
+        names = tuple(n for n in ("dynamic", "mark_dynamic") if options.flat()[n] != OPTIONS.flat()[n])
         runs.append(names)
         return outcomes[names if len(names) > 1 else names[0]]
 
@@ -105,7 +105,7 @@ def prove(findings, outcomes, before, *, compare=lambda options: None, **more):
 )
 def test_a_change_reaches_the_options_and_can_be_written_down(change, field, value, edit):
     changed = apply_change(OPTIONS, change, config_subject=False)
-    assert changed is not None and getattr(changed, field) == value
+    assert changed is not None and changed.flat()[field] == value
     assert edit_of(change) == edit
 
 
@@ -118,7 +118,7 @@ def test_a_built_model_takes_no_other_attention(change):
 def test_changes_add_up():
     once = apply_change(OPTIONS, {"mark_dynamic": {"x": [1]}}, config_subject=False)
     twice = apply_change(once, {"mark_dynamic": {"y": [0]}}, config_subject=False)
-    assert twice.mark_dynamic == {"x": [1], "y": [0]}
+    assert twice.patch.mark_dynamic == {"x": [1], "y": [0]}
 
 
 # ---- what counts as proved ----

@@ -226,9 +226,9 @@ def test_a_failure_of_eager_code_is_the_programs_own():
 
 def test_proofs_take_one_block_of_a_kind_and_the_lengths_that_compile():
     config = Origin(type="config", name="m")
-    assert strategy.proof_options(OPTIONS, config, (8, 12)).lengths == (8, 12)
-    assert strategy.proof_options(OPTIONS, config, None).layers == "auto"
-    assert strategy.proof_options(CheckOptions(model="m", layers="3"), config, None).layers == "3"
+    assert strategy.proof_options(OPTIONS, config, (8, 12)).subject.lengths == (8, 12)
+    assert strategy.proof_options(OPTIONS, config, None).subject.layers == "auto"
+    assert strategy.proof_options(CheckOptions(model="m", layers="3"), config, None).subject.layers == "3"
     assert strategy.proof_options(OPTIONS, ORIGIN, None) == OPTIONS
 
 

@@ -78,9 +78,9 @@ def test_the_backend_is_read_from_the_environment(
 ) -> None:
     monkeypatch.setenv("TORCH_COMPILE_BACKEND", "aot_eager")
     assert run(["check", "--model", "m"]) == 0
-    assert asked["options"].compile_backend == "aot_eager"
+    assert asked["options"].compile.backend == "aot_eager"
     assert run(["check", "--model", "m", "--compile-backend", "eager"]) == 0
-    assert asked["options"].compile_backend == "eager"
+    assert asked["options"].compile.backend == "eager"
 
 
 @pytest.mark.parametrize(

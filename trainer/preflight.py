@@ -85,7 +85,7 @@ def check_file(path: str, *, world: int, progress: Any = None, **options: Any) -
 def check(
     config: TrainConfig, *, world: int, progress: Any = None, title: str | None = None, **options: Any
 ) -> CheckReport:
-    """Check ``config`` on ``world`` ranks; ``title`` is put before the model's name in the report. Further ``options`` are fields of
+    """Check ``config`` on ``world`` ranks; ``title`` is put before the model's name in the report. Further ``options`` are keywords of
     :class:`cftdiag.check.CheckOptions`.
 
     Compiled code is not run, so that a backend beyond ``aot_eager`` stands at the check's own depth, or that

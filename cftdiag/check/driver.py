@@ -30,7 +30,7 @@ from cftdiag.subject import Origin, Subject, as_subject, resolve
 
 
 def run_check(options: CheckOptions, progress: Progress | None = None) -> CheckReport:
-    """Check ``options.subject.model``.
+    """Check the model of ``options.subject``.
 
     Raises :class:`~cftdiag.errors.InputError` for a wrong request and
     :class:`~cftdiag.errors.EnvironmentUnfit` where this machine cannot do it. Children are stopped whatever
@@ -56,7 +56,7 @@ def check(
 ) -> CheckReport:
     """Check a model name, a live model with batches, or a :class:`~cftdiag.subject.Subject`.
 
-    ``options`` are the fields of :class:`~cftdiag.options.CheckOptions`. A live Subject is checked in forked
+    ``options`` are the keywords of :class:`~cftdiag.options.CheckOptions`. A live Subject is checked in forked
     children where forking is safe, else in this process in one pass, its remedies unproved. Raises as
     :func:`run_check`.
     """

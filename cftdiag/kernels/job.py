@@ -61,7 +61,7 @@ def kernels(
 ) -> dict[str, Any]:
     """What ``cftdiag kernels`` reports, as a dict of schema ``cftdiag.kernels/1``.
 
-    ``model`` is what ``--model`` takes, ``target`` a name of `cftdiag.target.TARGETS`, ``options`` fields of
+    ``model`` is what ``--model`` takes, ``target`` a name of `cftdiag.target.TARGETS`, ``options`` keywords of
     :class:`~cftdiag.options.CheckOptions` (``lengths``, ``batch_size``, ``attn`` ...). Runs in a child process. Raises
     :class:`~cftdiag.errors.InputError` and :class:`~cftdiag.errors.EnvironmentUnfit`.
     """

@@ -270,7 +270,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Event):
         return value.to_dict()
     if isinstance(value, CheckOptions):
-        return _plain(value.to_dict())
+        return _plain(value.flat())
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, Mapping):

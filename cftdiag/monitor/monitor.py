@@ -29,6 +29,7 @@ from cftdiag.monitor.step_counter import StepClock, on_optimizer_step
 
 if TYPE_CHECKING:
     from cftdiag.monitor.sinks import Sink
+    from cftdiag.monitor.torch_watch import NeverRun
 
 log = logging.getLogger("cftdiag.monitor")
 
@@ -187,7 +188,8 @@ class Monitor:
         """Stop listening and put everything back. May be called again."""
         if not self._open:
             return
-        self._guarded(self._tell_never_run)
+        # the calls of a short run were not all watched, but what was compiled is known
+        self._guarded(lambda: self._tell_never_run(self._watched.nothing_compiled))
         self._open = False
         _LIVE.discard(self)
         self._end_steps()
@@ -429,14 +431,14 @@ class Monitor:
         if found and self._journal is not None:
             self._journal.note(self.steps, StepDetail(blocks=tuple(found)))
         if self.steps == self._warmup_steps + 1:
-            self._tell_never_run()
+            self._tell_never_run(self._watched.never_run)
 
-    def _tell_never_run(self) -> None:
+    def _tell_never_run(self, find: Callable[[], list[NeverRun]]) -> None:
         """What was to be compiled and ran no graph: told once, after the warm-up or at the end of a short run."""
         if self._told_never_run or not self.steps:
             return
         self._told_never_run = True
-        for never in self._watched.never_run():
+        for never in find():
             detail = ErrorDetail(
                 type=NOT_REACHED,
                 cause=NOT_REACHED,

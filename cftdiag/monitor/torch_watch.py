@@ -5,7 +5,7 @@ that never ran, guard lookups.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 from cftdiag.capture import batch_shapes
@@ -118,12 +118,17 @@ class Watched:
             # any of them is proof.
             if key not in self._ran or not self._compiled & {name, cls, *codes}:
                 found.append(NeverRun(name, cls, None))
-        known = {never.name for never in found}
+        return found + self.nothing_compiled({never.name or never.cls for never in found})
+
+    def nothing_compiled(self, known: Collection[str] = ()) -> list[NeverRun]:
+        """What was to be compiled and of which no code exists, but for the ``known`` names."""
+        told = set(known)
+        found = []
         for target, cls, skipped_file in self._requests.idle(self._recorder.blocks.name):
             # without a model there are no names: then all of a class are told once, by the class
             name = self._recorder.blocks.name(target)
-            if (name or cls) not in known and id(target) not in self._ran:
-                known.add(name or cls)
+            if (name or cls) not in told and id(target) not in self._ran:
+                told.add(name or cls)
                 found.append(NeverRun(name, cls, skipped_file))
         return found
 

@@ -31,6 +31,7 @@ fullgraph_error silent_wrong_numerics rank_divergent_recompile compile_time_dept
 graph_runs_eager kernel_spills kernel_scalar_access kernel_fp64 reduction_split
 """.split()
 WITHOUT_EXAMPLE = {
+    "generic_guard",  # what no other cause claims: there is no program that shows it for good
     "inductor_fusion_threshold",
     "inductor_size_regime",
     "rank_divergent_recompile",

@@ -15,6 +15,7 @@ import sys
 from typing import Any
 
 from cftdiag import self_test
+from cftdiag.error_text import one_line
 from cftdiag.self_test import Examined
 from cftdiag.torch_private import table
 
@@ -119,9 +120,7 @@ def _self_test(problems: list[str]) -> Examined:
     try:
         return self_test.run_selftest()
     except Exception as error:  # noqa: BLE001 - whatever goes wrong in the self-test is what the doctor is asked to tell
-        problems.append(
-            f"the self-test ended with {type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        )
+        problems.append(f"the self-test ended with {one_line(error, 300)}")
         return Examined((), ())
 
 

@@ -19,11 +19,3 @@ class EnvironmentUnfit(CheckError, RuntimeError):
     """This machine or this torch cannot do it, or no conclusion was reached: exit code 3."""
 
     exit_code = 3
-
-
-def one_line(error: BaseException, limit: int = 400) -> str:
-    """``Type: first lines`` of an exception, on one line, for messages."""
-    text = " ".join(str(error).split())
-    if len(text) > limit:
-        text = text[: limit - 3] + "..."
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from cftdiag.error_text import one_line
 from cftdiag.events import Event
 from cftdiag.torch_private import callbacks, compiled_call, dynamo, table, trace_log
 from cftdiag.torch_private.names import Part
@@ -47,6 +48,8 @@ def run_selftest(timeout: float = _TIMEOUT) -> Examined:
     """All private names looked up and all events provoked, in a child process; a child that fails or hangs is
     a failed check, never an exception.
     """
+    # Not through `passes.launch`: its errors send the user to `cftdiag doctor`, which must then run without it.
+    # It also forks, which not every system can, and imports transformers first, whose failure is not torch's.
     command = [sys.executable, "-c", "from cftdiag.self_test import main; main()"]
     try:
         done = subprocess.run(
@@ -93,7 +96,7 @@ def _safely(name: str, part: Part, test: Callable[[], str | None]) -> Check:
         dynamo.reset()
         problem = test()
     except Exception as error:  # noqa: BLE001 - whatever a hook of another torch raises is the answer
-        problem = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        problem = one_line(error, 200)
     return Check(name, part, problem is None, problem or "as expected")
 
 

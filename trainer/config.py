@@ -10,13 +10,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cftdiag.options import AC_MODES, DYNAMIC, SCOPES
+from cftdiag.options import AC_MODES, DTYPE_ALIASES, DTYPES, DYNAMIC, SCOPES
 
 EXIT_INTERRUPTED = 130
 """Exit code of the trainer's programs after Ctrl-C, as shells have it."""
 
 TRACKERS = ("tensorboard", "wandb", "mlflow")
-DTYPES = ("float32", "bfloat16", "float16", "float64")
+TRAIN_DTYPES = (*DTYPES, "float64")
+TRAIN_DTYPE_ALIASES = {**DTYPE_ALIASES, "fp64": "float64"}
 _NOT_NEGATIVE = (
     *(
         "checkpoint_every",
@@ -28,7 +29,6 @@ _NOT_NEGATIVE = (
     ),
     *("learning_rate", "weight_decay", "max_grad_norm", "min_lr_ratio", "eps", "lora_alpha"),
 )
-SHORT_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp64": "float64"}
 
 
 def _option(default: Any, text: str, choices: tuple[str, ...] | None = None) -> Any:
@@ -47,12 +47,14 @@ class TrainConfig:
         "auto",
         "attention: auto (sdpa where the architecture takes it, else eager) or a transformers name, or varlen",
     )
-    train_dtype: str = _option("float32", "dtype that parameters and optimizer states are kept in", DTYPES)
+    train_dtype: str = _option(
+        "float32", "dtype that parameters and optimizer states are kept in", TRAIN_DTYPES
+    )
     dtype: str | None = _option(
-        None, "dtype of forward and backward; default bfloat16 on CUDA, train-dtype on CPU", DTYPES
+        None, "dtype of forward and backward; default bfloat16 on CUDA, train-dtype on CPU", TRAIN_DTYPES
     )
     save_dtype: str | None = _option(
-        None, "dtype of the exported model; default: the one the model came in", DTYPES
+        None, "dtype of the exported model; default: the one the model came in", TRAIN_DTYPES
     )
     # data
     data_path: str | None = _option(
@@ -108,7 +110,7 @@ class TrainConfig:
         (),
         "PATTERN=RATIO: another unfreeze ratio for targets whose name contains the pattern; may be repeated",
     )
-    osft_upcast_dtype: str = _option("float32", "dtype of the decomposition", DTYPES)
+    osft_upcast_dtype: str = _option("float32", "dtype of the decomposition", TRAIN_DTYPES)
     osft_redecompose: str | None = _option(
         None, "checkpoint of another task to start from: its weights made dense, then decomposed anew"
     )
@@ -197,7 +199,7 @@ class TrainConfig:
     def __post_init__(self) -> None:
         for name in ("train_dtype", "dtype", "save_dtype", "osft_upcast_dtype"):
             value = getattr(self, name)
-            object.__setattr__(self, name, SHORT_DTYPES.get(value, value))
+            object.__setattr__(self, name, TRAIN_DTYPE_ALIASES.get(value, value))
         for field in dataclasses.fields(self):
             _check_value(field, getattr(self, field.name))
         self._check_pairs()

@@ -27,7 +27,7 @@ from cftdiag.cli.invoke import Interrupted, invoke
 from cftdiag.cli.options import debug_option
 from trainer.checkpoints.layout import HF, PARTIAL, PLAN, first_whole, read_state
 from trainer.checkpoints.tensors import read, read_metadata
-from trainer.config import DTYPES, EXIT_INTERRUPTED, SHORT_DTYPES
+from trainer.config import EXIT_INTERRUPTED, TRAIN_DTYPE_ALIASES, TRAIN_DTYPES
 from trainer.faults import writing
 from trainer.lora import LoRALinear, merged
 from trainer.model import Source, build_meta, dtype_of
@@ -260,7 +260,7 @@ def _tied_names(model: nn.Module) -> set[str]:
 @click.argument("directory", metavar="OUT", type=click.Path(path_type=Path))
 @click.option(
     "--dtype",
-    type=click.Choice([*DTYPES, *SHORT_DTYPES]),
+    type=click.Choice([*TRAIN_DTYPES, *TRAIN_DTYPE_ALIASES]),
     metavar="DTYPE",
     help="Default: save-dtype of the run, else the dtype the model came in.",
 )
@@ -276,7 +276,7 @@ def export_command(checkpoint: Path, directory: Path, dtype: str | None, max_sha
     """Write CKPT, a checkpoint of the trainer (OUT/checkpoints/step-NNNNNNNN, or best or last beside it), as a
     plain Hugging Face model into OUT, which must not exist or be empty.
     """
-    short = SHORT_DTYPES.get(dtype, dtype) if dtype is not None else None
+    short = TRAIN_DTYPE_ALIASES.get(dtype, dtype) if dtype is not None else None
     try:
         export_checkpoint(checkpoint, directory, dtype=short, max_shard_size=max_shard_size)
     except KeyboardInterrupt as error:

@@ -14,6 +14,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from cftdiag.error_text import one_line
+
 Message = Mapping[str, Any]
 
 
@@ -246,7 +248,7 @@ def template_of(tokenizer: Any, chat: Chat) -> str:
         return str(tokenizer.get_chat_template(tools=chat.tools))
     except ValueError as error:
         raise ValueError(
-            f"the chat template cannot be chosen: {_one_line(error)}; give --chat-template FILE"
+            f"the chat template cannot be chosen: {one_line(error, 300)}; give --chat-template FILE"
         ) from error
 
 
@@ -260,8 +262,4 @@ def apply(tokenizer: Any, chat: Chat, **options: Any) -> Any:
             **{"tokenize": False, **options},
         )  # fmt: skip
     except Exception as error:
-        raise ValueError(f"the chat template cannot render it: {_one_line(error)}") from error
-
-
-def _one_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        raise ValueError(f"the chat template cannot render it: {one_line(error, 300)}") from error

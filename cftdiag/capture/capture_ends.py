@@ -8,6 +8,7 @@ from typing import Any
 from cftdiag.capture import torch_texts
 from cftdiag.capture.compile_state import Compile
 from cftdiag.details import BreakDetail, ErrorDetail
+from cftdiag.error_text import shorten
 from cftdiag.events import Frame
 
 
@@ -64,7 +65,7 @@ def error_detail(text: str, exception: str, state: Compile) -> ErrorDetail:
     """An error: the compile failed, and not because the program cannot be captured."""
     return ErrorDetail(
         type=exception,
-        message=torch_texts.message(text).strip()[:4000],
+        message=shorten(torch_texts.message(text).strip(), 4000),
         phase="backend" if "Backend" in exception else "dynamo",
         fullgraph=state.fullgraph,
         under_checkpoint=state.under_checkpoint,

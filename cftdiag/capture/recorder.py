@@ -17,6 +17,7 @@ from cftdiag.capture.compile_state import Live
 from cftdiag.capture.record import CACHE_ARTIFACTS, GRAPHS, WANTED, Record, named
 from cftdiag.capture.tap import Tap, install, remove
 from cftdiag.details import BreakDetail, ErrorDetail, MissDetail
+from cftdiag.error_text import shorten
 from cftdiag.events import Event, Frame
 from cftdiag.torch_private import trace_log
 
@@ -136,7 +137,7 @@ class Recorder:
             stack=stack,
             detail=ErrorDetail(
                 type=type(error).__name__,
-                message=str(error)[:4000],
+                message=shorten(str(error), 4000),
                 phase=phase,
                 create_graph=capture_ends.differentiated_again(error),
             ),

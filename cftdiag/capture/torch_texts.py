@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import re
 
+from cftdiag.error_text import shorten
 from cftdiag.events import Frame
 
 _FILE = re.compile(r'^\s*File "(.+)", line (\d+), in (.+)$')
@@ -75,7 +76,7 @@ def parse_break(text: str) -> Break:
     return Break(
         gb_id=f"GB{gb.group(1).zfill(4)}" if gb else None,
         gb_type=gb_type,
-        reason=gb_type if marks else text.strip()[:2000],
+        reason=gb_type if marks else shorten(text.strip(), 2000),
         explanation=_field(text, "Explanation"),
         hints=tuple(_fields(text, "Hint")),
         context=_field(text, "Developer debug context"),

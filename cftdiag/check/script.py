@@ -20,6 +20,7 @@ from typing import Any
 
 from cftdiag.check import launchers
 from cftdiag.check.runner import Progress
+from cftdiag.error_text import shorten
 from cftdiag.errors import EnvironmentUnfit, InputError
 from cftdiag.monitor import rundir
 from cftdiag.monitor.recorded_run import Run, load_run
@@ -334,7 +335,7 @@ def judge_ends(rehearsed: Rehearsed, options: ScriptOptions) -> None:
     fault = outcome.fault if outcome is not None else None
     if fault is not None:
         place = f" at {os.path.basename(fault.file)}:{fault.line}" if fault.file else ""
-        text = f"the script ended before its first step: {fault.error}: {fault.message[:300]}{place}"
+        text = f"the script ended before its first step: {fault.error}: {shorten(fault.message, 300)}{place}"
         if fault.missing == "torch":
             raise EnvironmentUnfit(
                 f"the interpreter of {rehearsed.launch.command[0]} has no torch; give the one that trains"

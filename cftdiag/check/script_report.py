@@ -11,6 +11,7 @@ from typing import Any
 from cftdiag.check.make_report import environment
 from cftdiag.check.report import BlockResult, CheckReport
 from cftdiag.check.script import RankEnd, Rehearsed, ScriptOptions
+from cftdiag.error_text import shorten
 from cftdiag.events import Event
 from cftdiag.findings import Finding, verdict
 from cftdiag.monitor.alarms import NOT_REACHED
@@ -93,7 +94,7 @@ def ended(end: RankEnd, options: ScriptOptions) -> str:
     if outcome is not None and outcome.fault is not None:
         fault = outcome.fault
         place = f" at {os.path.basename(fault.file)}:{fault.line}" if fault.file else ""
-        return f"{fault.error}: {fault.message[:300]}{place}"
+        return f"{fault.error}: {shorten(fault.message, 300)}{place}"
     if outcome is not None and outcome.ended_by_limit:
         return f"ended after {options.steps} steps"
     return "ran to its end" if end.exit_code == 0 else f"ended with exit code {end.exit_code}"

@@ -6,6 +6,7 @@ import dataclasses
 import os
 
 from cftdiag.check.runner import BuiltPass, PassResult
+from cftdiag.error_text import shorten
 from cftdiag.errors import CheckError, EnvironmentUnfit, InputError
 from cftdiag.options import SMALL_MODEL, CheckOptions
 from cftdiag.subject import Origin
@@ -49,7 +50,7 @@ def own_failure(first: PassResult, eager: PassResult) -> CheckError | None:
     where = raised.where
     place = f" at {os.path.basename(where.file)}:{where.line}" if where is not None and where.file else ""
     return InputError(
-        f"step {raised.step} fails without torch.compile too: {raised.error}: {' '.join(raised.message.split())[:300]}{place}"
+        f"step {raised.step} fails without torch.compile too: {raised.error}: {shorten(' '.join(raised.message.split()), 300)}{place}"
     )
 
 

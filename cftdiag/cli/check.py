@@ -154,7 +154,7 @@ if TYPE_CHECKING:
     "--blocks",
     multiple=True,
     metavar="GLOB",
-    help="Modules to compile one by one; may be repeated.  [default: the longest ModuleList]",
+    help="Modules to compile one by one; may be repeated.  [default: the blocks of every stack that the step calls]",
 )
 @click.option(
     "--depth",

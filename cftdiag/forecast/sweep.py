@@ -16,7 +16,7 @@ import torch
 
 from cftdiag.capture import Recorder
 from cftdiag.capture.cache_entries import Call, Calls, Entry, entries
-from cftdiag.errors import one_line
+from cftdiag.error_text import one_line
 from cftdiag.events import Event
 from cftdiag.forecast.call_shapes import Codes, Lessons, Step
 from cftdiag.forecast.forecast import Outcome, SweepResult, summarise

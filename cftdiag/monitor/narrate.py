@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from cftdiag.error_text import shorten
 from cftdiag.events import Event
 from cftdiag.monitor.alarms import Rules, why
 from cftdiag.monitor.divergence import ranks_text
@@ -111,7 +112,10 @@ class Narrator:
             facts.append(f"batch {' x '.join(map(str, batch))}")
         text = ", ".join(facts) + f": {why(event) if event.kind in TOLD else ''}"
         if event.kind == "error" and not event.detail.cause:
-            text = ", ".join(facts) + f": {event.failed.type}: {event.failed.message[:200]}"
+            text = (
+                ", ".join(facts)
+                + f": {event.failed.type}: {shorten(' '.join(event.failed.message.split()), 200)}"
+            )
         self._lines += 1
         if self._lines <= MAX_LINES:
             self._print(f"{text}{''.join(f' [{mark}]' for mark in marks)}")

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cftdiag.details import plain
+from cftdiag.error_text import shorten
 from cftdiag.events import Event
 from cftdiag.findings import Finding, verdict
 from cftdiag.monitor.alarms import Rules
@@ -185,7 +186,7 @@ def _row(run: RunFiles, event: Event, findings: Sequence[Finding]) -> dict[str, 
     elif event.kind == "limit_hit":
         row.update(limit=event.limited.limit, limit_kind=event.limited.limit_kind)
     elif event.kind == "error":
-        row.update(type=event.failed.type, message=event.failed.message[:500])
+        row.update(type=event.failed.type, message=shorten(event.failed.message, 500))
     return row
 
 

@@ -17,7 +17,8 @@ import torch
 
 from cftdiag import fastforward
 from cftdiag.diagnose.wrong_code import WrongCode
-from cftdiag.errors import EnvironmentUnfit, InputError, one_line
+from cftdiag.error_text import one_line
+from cftdiag.errors import EnvironmentUnfit, InputError
 from cftdiag.options import DYNAMIC, SMALL_MODEL, CheckOptions
 from cftdiag.recipe import (
     TrainRecipe,

@@ -27,7 +27,8 @@ from cftdiag import fastforward
 from cftdiag.capture import Recorder, counting
 from cftdiag.capture.capture_ends import differentiated_again
 from cftdiag.capture.compile_requests import CompileRequests
-from cftdiag.errors import EnvironmentUnfit, InputError, one_line
+from cftdiag.error_text import one_line, shorten
+from cftdiag.errors import EnvironmentUnfit, InputError
 from cftdiag.events import Event, Frame
 from cftdiag.forecast.lengths import Shape
 from cftdiag.options import CheckOptions
@@ -359,7 +360,7 @@ class _Pass:
         last = own[-1] if own else None
         return Raised(
             error=type(error).__name__,
-            message=str(error).strip()[:4000],
+            message=shorten(str(error).strip(), 4000),
             create_graph=differentiated_again(error),
             compile=is_compile_failure(error) or is_checkpoint_failure(error),
             where=Frame(file=last.filename, line=last.lineno, function=last.name, code=last.line)

@@ -13,20 +13,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
+from cftdiag.error_text import one_line
 from cftdiag.options import ATTENTIONS
 
 #: Largest head dimension of flash-attention 2 and 3 kernels.
 FLASH_MAX_HEAD_DIM = 256
-
-
-def one_line(error: BaseException) -> str:
-    """An exception's text on one line, with its type where the text alone would not say what went wrong."""
-    text = " ".join(str(error).split())
-    return (
-        f"{type(error).__name__}: {text}"
-        if isinstance(error, (KeyError, AttributeError, TypeError, SystemExit)) or not text
-        else text
-    )
 
 
 def load_config(
@@ -50,14 +41,16 @@ def load_config(
     except OSError as error:
         raise ValueError(f"cannot read {file}: {error.strerror or error}") from error
     except ValueError as error:
-        raise ValueError(f"{file} is not valid JSON: {one_line(error)}") from error
+        raise ValueError(f"{file} is not valid JSON: {one_line(error, typed=False)}") from error
     if not isinstance(data, dict):
         raise ValueError(f"{file} holds a JSON {type(data).__name__}, not an object")
     if trust_remote_code and "auto_map" in data:
         try:
             return AutoConfig.from_pretrained(str(file.parent), trust_remote_code=True)
         except (Exception, SystemExit) as error:  # somebody else's code may raise anything
-            raise ValueError(f"{file}: the code that comes with it raised {one_line(error)}") from error
+            raise ValueError(
+                f"{file}: the code that comes with it raised {one_line(error, typed=False)}"
+            ) from error
     try:
         return _from_dict(data, str(file))
     except ValueError as error:
@@ -79,7 +72,9 @@ def _from_dict(data: dict[str, Any], name: str) -> PretrainedConfig:
             raise ValueError(
                 f"{name}: model_type {model_type!r} is unknown to this version of transformers"
             ) from error
-        raise ValueError(f"{name} is not a valid {model_type} configuration: {one_line(error)}") from error
+        raise ValueError(
+            f"{name} is not a valid {model_type} configuration: {one_line(error, typed=False)}"
+        ) from error
 
 
 def brings_code(config: PretrainedConfig) -> bool:
@@ -99,7 +94,7 @@ def causal_lm_class(config: PretrainedConfig) -> Any:
             )
         except (Exception, SystemExit) as error:
             raise ValueError(
-                f"{config._name_or_path}: the code that comes with it raised {one_line(error)}"
+                f"{config._name_or_path}: the code that comes with it raised {one_line(error, typed=False)}"
             ) from error
     try:
         return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
@@ -147,7 +142,7 @@ def meta_model(config: PretrainedConfig) -> torch.nn.Module:
             )
     except Exception as error:  # a model class may raise anything for sizes that do not fit together
         raise ValueError(
-            f"no {config.model_type} model can be built from this configuration: {one_line(error)}"
+            f"no {config.model_type} model can be built from this configuration: {one_line(error, typed=False)}"
         ) from error
 
 

@@ -10,31 +10,27 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
+from cftdiag.error_text import one_line
 from cftdiag.fastforward import SkipMode, mark_weights
-from cftdiag.options import ATTENTIONS
+from cftdiag.options import ATTENTIONS, DTYPE_ALIASES, DTYPES
 from cftdiag.recipe.layers import cut
 from cftdiag.recipe.model_config import (
     brings_code,
     causal_lm_class,
     load_config,
-    one_line,
     supported_attention,
 )
 
-DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-_SHORT = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
-
 
 def dtype_of(dtype: str | torch.dtype) -> torch.dtype:
-    """``torch.dtype`` of ``bfloat16`` (``bf16``), ``float16`` (``fp16``) or ``float32`` (``fp32``);
-    ``ValueError`` for others.
-    """
+    """``torch.dtype`` of a name in ``DTYPES`` or ``DTYPE_ALIASES``; ``ValueError`` for others."""
     if isinstance(dtype, torch.dtype):
         return dtype
-    name = _SHORT.get(dtype, dtype)
+    name = DTYPE_ALIASES.get(dtype, dtype)
     if name not in DTYPES:
         raise ValueError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}")
-    return DTYPES[name]
+    found: torch.dtype = getattr(torch, name)
+    return found
 
 
 def build_model(
@@ -68,7 +64,7 @@ def build_model(
         raise
     except Exception as error:  # a model class may raise anything for sizes that do not fit together
         raise ValueError(
-            f"no {config.model_type} model can be built from this configuration: {one_line(error)}"
+            f"no {config.model_type} model can be built from this configuration: {one_line(error, typed=False)}"
         ) from error
     if not weights:
         mark_weights(model)

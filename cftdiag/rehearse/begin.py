@@ -11,6 +11,7 @@ import traceback
 from pathlib import Path
 from types import ModuleType, TracebackType
 
+from cftdiag.error_text import shorten
 from cftdiag.rehearse import confine, file_calls, trackers
 from cftdiag.rehearse.import_hooks import after_import
 from cftdiag.rehearse.overlay import Overlay
@@ -114,7 +115,7 @@ def fault_of(error: BaseException) -> Fault:
         compiling = is_compile_failure(error) or is_checkpoint_failure(error)
     return Fault(
         error=type(error).__name__,
-        message=" ".join(str(error).split())[:2000],
+        message=shorten(" ".join(str(error).split()), 2000),
         file=last.filename if last else None,
         line=last.lineno if last else None,
         function=last.name if last else None,

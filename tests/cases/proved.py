@@ -67,7 +67,7 @@ def page(lines: list[dict[str, Any]]) -> str:
         "",
         f"Written by `python -m tests.cases.proved docs/proved-remedies.md` ({versions}): every example of `cftdiag explain CAUSE` checked, each"
         " mechanical remedy applied and the check run again. A remedy that does not help its example is listed as such. At least one remedy is"
-        f" proved for {len(proved)} causes.",
+        f' proved for {len(proved)} causes. `yes` means verified by the rule of `cftdiag check` (README, "What a check tells").',
         "",
         "| cause | kind | remedy | helps | times met | |",
         "|---|---|---|---|---|---|",

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 from trainer.checkpoints.layout import PARTIAL, State, commit, copy_assets, step_path, sum_of
-from trainer.checkpoints.tensors import RankState, encode, one_line, rank_key
+from trainer.checkpoints.tensors import RankState, encode, failure_text, rank_key
 
 
 class Saver:
@@ -98,7 +98,7 @@ class Saver:
             return
         failed, done = self._pending.exception(), self._pending
         self._pending = None
-        self.error = None if failed is None else f"{self._path}: {one_line(failed)}"
+        self.error = None if failed is None else f"{self._path}: {failure_text(failed)}"
         if failed is not None:
             self._say(
                 f"warning: no checkpoint was written to {self.error}. Training goes on; earlier checkpoints are kept"

@@ -94,7 +94,7 @@ def read(path: Path, wanted: dict[str, Any]) -> None:
                 warnings.filterwarnings("ignore", message="torch.distributed is disabled")
             dcp.load(wanted, checkpoint_id=str(path), no_dist=alone)
     except CheckpointException as error:
-        raise ValueError(f"{path} cannot be read, give another checkpoint: {one_line(error)}") from error
+        raise ValueError(f"{path} cannot be read, give another checkpoint: {failure_text(error)}") from error
 
 
 def check_keys(
@@ -119,7 +119,7 @@ def check_keys(
             )
 
 
-def one_line(error: BaseException) -> str:
+def failure_text(error: BaseException) -> str:
     """The cause of a failed save or load: torch's own text is a traceback of each rank."""
     if isinstance(error, CheckpointException) and error.failures:
         rank, failure = next(iter(sorted(error.failures.items())))

@@ -15,6 +15,7 @@ from cftdiag.diagnose.engine import places
 from cftdiag.diagnose.engine.context import Context
 from cftdiag.diagnose.engine.draft import Drafts, region
 from cftdiag.diagnose.wrong_code import ADVISORIES
+from cftdiag.error_text import remedies, shorten
 from cftdiag.events import RESUME, Event
 from cftdiag.findings import Remedy, Where
 
@@ -88,7 +89,10 @@ def _error(
     if not new:
         return
     first, named = errors.told(message)
-    if cause == "fullgraph_error":
+    advised = [sentence for sentence in remedies(message) if sentence not in " ".join(first.split())]
+    words = shorten(first, 300)
+    if cause == "fullgraph_error":  # the one whose remedy nobody but torch may know
+        words = " ".join([words, *(s for s in advised if s not in words)])
         draft.says, draft.remedies = errors.remedies_of(message)
     saved, again = errors.dtypes(message) or ("", "")
     limit = context.limit
@@ -99,7 +103,7 @@ def _error(
         "code": places.named(draft.where),
         "subclass": errors.subclass(message),
         "type": kind,
-        "message": first[:300],
+        "message": words,
         "expected": saved or None,
         "actual": again or None,
         "limit_note": f": the recompile limit ({limit}) tripped in between" if limits else "",
@@ -109,9 +113,11 @@ def _error(
         draft.guard = next(
             (d.guard for d in limits + sorted(drafts.of("recompile"), key=lambda d: -d.count)), None
         )
+    lines = [line.strip() for line in message.strip().splitlines()[1:8]]
     draft.note(
-        f"{kind}: {first[:600]}",
-        *(line.strip() for line in message.strip().splitlines()[1:8] if len(line.strip()) > 1),
+        f"{kind}: {shorten(first, 600)}",
+        *advised,
+        *(line for line in lines if len(line) > 1 and not any(" ".join(line.split()) in s for s in advised)),
     )
     draft.note(*(f"grew from {d.kind} {d.cause}: {d.guard}" for d in limits))
 

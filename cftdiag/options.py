@@ -50,7 +50,7 @@ class SubjectOptions:
     layers: str | None = None
     """``all``, ``auto`` (the fewest layers that hold every kind of block) or a number."""
     blocks: tuple[str, ...] = ()
-    """Globs over module names; empty means the longest ModuleList."""
+    """Globs over module names; empty means the blocks of every stack that the step calls."""
     packed: bool = False
     flash_varlen: bool = False
     pad_to_multiple_of: int | None = None

@@ -20,7 +20,8 @@ def test_plain():
         == (3, 12)
     )
     assert torch.equal(second.kwargs["position_ids"], torch.arange(12).expand(3, 12))
-    assert torch.equal(first.kwargs["labels"], first.kwargs["input_ids"])
+    labels = first.kwargs["labels"]  # the next token of each position, as the trainer's batches have it
+    assert torch.equal(labels[:, :-1], first.kwargs["input_ids"][:, 1:]) and (labels[:, -1] == -100).all()
     ids = torch.cat([b.kwargs["input_ids"].flatten() for b in make_batches(CONFIG, lengths=(100,) * 20)])
     assert ids.min() == 0 and ids.max() == 49 and not (ids == 7).any()
 
@@ -36,7 +37,8 @@ def test_packed():
     positions, labels = batch.kwargs["position_ids"][0], batch.kwargs["labels"][0]
     starts = (positions == 0).nonzero().flatten().tolist()
     assert starts == [0, 32, 62, 80]
-    assert (labels == -100).nonzero().flatten().tolist() == starts
+    ends = [*(start - 1 for start in starts[1:]), batch.length - 1]
+    assert (labels == -100).nonzero().flatten().tolist() == ends
     assert make_batches(CONFIG, lengths=(1,), packed=True)[0].documents == (1,)
 
 

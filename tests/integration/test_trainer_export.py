@@ -177,7 +177,7 @@ def test_a_wrong_path_a_half_checkpoint_and_a_full_directory_are_one_line(
     ]
     cases += [
         ([copy, tmp_path / "out", "--max-shard-size", "big"], "big"),
-        ([copy, tmp_path / "out", "--dtype", "int4"], "invalid choice"),
+        ([copy, tmp_path / "out", "--dtype", "int4"], "is not one of"),
     ]
     for arguments, message in cases:
         _refused([str(a) for a in arguments], message, capsys)

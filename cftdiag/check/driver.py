@@ -244,6 +244,19 @@ class _Check:
             warmed=warmed,
         )
 
+    def baseline(self, options: CheckOptions) -> Outcome:
+        """The check of other lengths or fewer layers, by the passes that the whole check makes: a fullgraph
+        pass alone compiles nothing of a block that breaks.
+        """
+        first = strategy.built(self.runner.run("auto", options), options.budget.timeout)
+        reason = strategy.why_no_second(first, forks=self.runner.forks)
+        second = None if reason is not None else self.runner.run(strategy.second_mode(first), options)
+        chosen = strategy.choose(first, second)
+        context = make_context(
+            chosen.main, options, whole=chosen.whole, captures_all=reason == strategy.NO_BREAK
+        )
+        return judge(chosen.main, chosen.breaks, context)
+
     def prove(
         self, main: BuiltPass, before: Outcome, asked: CheckOptions, swept: Swept | None
     ) -> tuple[tuple[Finding, ...], tuple[Mapping[str, Any], ...]]:
@@ -272,7 +285,7 @@ class _Check:
 
         if options != asked:
             # the same blocks and lengths without any remedy: what a proof is held against
-            before = run(options)
+            before = self.baseline(options)
         prover = Prover(
             options,
             before,

@@ -31,3 +31,10 @@ def test_every_stack_that_the_step_calls_is_reported() -> None:
     ]
     assert report.verdict == "not_viable"
     assert {b.fqn.partition(".")[0] for b in report.blocks if b.graph_breaks} == {"language"}
+
+
+def test_a_remedy_is_proved_on_fewer_layers_than_the_check_has() -> None:
+    options = CheckOptions(model="SmolLM2-135M", attn="flash_attention_2", layers="2", lengths=(24, 40))
+    [finding] = [f for f in run_check(options).findings if f.kind == "graph_break"]
+    assert {"attn": "sdpa"} in [r.change for r in finding.remedies if r.verified]
+    assert not [r for r in finding.remedies if r.verified is False]

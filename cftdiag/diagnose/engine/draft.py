@@ -124,10 +124,8 @@ def _remedies(cause: Cause, draft: Draft, context: Context) -> tuple[Remedy, ...
 def _applies(remedy: Remedy, draft: Draft, context: Context) -> bool:
     """False for a change that is already in force, and for one that cannot touch this finding."""
     change = dict(remedy.change or {})
-    if "{skipped_class}" in remedy.summary:
-        return "skipped_class" in draft.facts
-    if draft.cause == "compiled_region_not_reached":
-        return "skipped_class" not in draft.facts
+    if "skipped_class" in draft.facts:  # nothing else helps a frame that Dynamo skips
+        return "skipped_class" in needs(remedy.summary)
     if "dynamic" in change:
         now = context.compile_kwargs.get("dynamic")
         return now is False if change["dynamic"] == "auto" else now is not True

@@ -12,7 +12,7 @@ from trainer.records import Records
 
 
 @pytest.mark.everything(
-    "three processes that import transformers; what one makes is in tests/unit/test_trainer_tokens.py"
+    "three processes that import transformers; what one makes is in tests/unit/test_trainer_token_rows.py"
 )
 def test_several_processes_make_what_one_makes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "d.jsonl"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import json
 import re
 import signal
@@ -116,3 +117,9 @@ def test_processor_time_is_kept_by_file(tmp_path: Path) -> None:
     lines = [{"test": "tests/a.py::x", "cpu": 1.25}, {"test": "tests/a.py::y[0]", "cpu": 2.0}]
     (tmp_path / "times").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert split.measured([tmp_path / "times"]) == {"tests/a.py": 3.2}
+
+
+def test_no_two_files_share_a_name() -> None:
+    """One process imports test files by their base names; two of one name end it before its first test."""
+    names = collections.Counter(path.name for path in (split.ROOT / "tests").rglob("test_*.py"))
+    assert [name for name, count in names.items() if count > 1] == []

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -114,3 +116,10 @@ def verdict(findings: Iterable[Finding]) -> str:
     if any(f.kind == "recompile" for f in found):
         return "viable_with_recompiles"
     return "viable"
+
+
+def covers(pattern: str, fqn: str) -> bool:
+    """Whether a pattern of ``Finding.blocks`` means this block; ``*`` stands for one part of the name."""
+    if pattern == fqn:
+        return True
+    return re.fullmatch(fnmatch.translate(pattern).replace(".*", "[^.]*"), fqn) is not None

@@ -13,6 +13,7 @@ from cftdiag.events import Event
 from cftdiag.findings import Finding
 from cftdiag.forecast.all_ranks import forecast_dict, warm_shapes
 from cftdiag.forecast.lengths import Data, DataOptions, Shape, distinct_ranks, read_data
+from cftdiag.forecast.rank_forecast import RankForecast
 from cftdiag.options import CheckOptions
 from cftdiag.passes.messages import SweepTask
 from cftdiag.plan import Plan, Setting, make_plan
@@ -83,35 +84,32 @@ class Swept:
     events: tuple[Event, ...]
     """Those of the first rank."""
     assumed: tuple[str, ...]
-    cold: Mapping[int, Mapping[str, Any]]
-    warmed: Mapping[int, Mapping[str, Any]]
+    cold: Mapping[int, RankForecast]
+    warmed: Mapping[int, RankForecast]
 
     @property
-    def lead(self) -> Mapping[str, Any]:
+    def lead(self) -> RankForecast:
         """The sweep of the first rank."""
         return self.cold[min(self.cold)]
 
 
-def by_step(events: Sequence[Event], swept: Mapping[str, Any]) -> tuple[list[int | None], list[int | None]]:
+def by_step(events: Sequence[Event], swept: RankForecast) -> tuple[list[int | None], list[int | None]]:
     """(lengths, batch sizes) by step, as the diagnosis wants them, filled only at steps that something
     happened at.
     """
     last = max((e.step for e in events), default=0)
     lengths: list[int | None] = [None] * last
     sizes: list[int | None] = [None] * last
-    for compiled in swept["compiles"]:
-        if 0 < compiled["step"] <= last:
-            lengths[compiled["step"] - 1], sizes[compiled["step"] - 1] = (
-                compiled["length"],
-                compiled["batch_size"],
-            )
+    for compiled in swept.compiles:
+        if 0 < compiled.step <= last:
+            lengths[compiled.step - 1], sizes[compiled.step - 1] = compiled.length, compiled.batch_size
     return lengths, sizes
 
 
 def forecast(
     data: Data,
-    swept: Mapping[int, Mapping[str, Any]],
-    warmed: Mapping[int, Mapping[str, Any]],
+    swept: Mapping[int, RankForecast],
+    warmed: Mapping[int, RankForecast],
     causes: Mapping[str, Any],
     depth: str,
 ) -> dict[str, Any]:
@@ -130,7 +128,7 @@ def forecast(
     return found
 
 
-def warm_of(data: Data, swept: Mapping[int, Mapping[str, Any]]) -> list[Shape]:
+def warm_of(data: Data, swept: Mapping[int, RankForecast]) -> list[Shape]:
     """Shapes that warm every regime of the first rank."""
     return warm_shapes(forecast_dict(data, swept))
 

@@ -20,9 +20,11 @@ from cftdiag.check.proofs import Prover
 from cftdiag.check.report import CheckReport
 from cftdiag.check.runner import BuiltPass, PassResult, Progress, Runner
 from cftdiag.check.strategy import Chosen
+from cftdiag.diagnose.engine.probes import Numerics
 from cftdiag.errors import EnvironmentUnfit, InputError
 from cftdiag.findings import Finding, at_least
 from cftdiag.forecast.lengths import Data
+from cftdiag.forecast.rank_forecast import RankForecast
 from cftdiag.options import CheckOptions
 from cftdiag.passes.launch import ForkServer, LiveFork
 from cftdiag.passes.messages import PassTask, ProgressEvent, Send
@@ -176,7 +178,7 @@ class _Check:
             return None
         return self.runner.run(mode, options)
 
-    def numerics(self, first: BuiltPass, options: CheckOptions) -> Mapping[str, Any] | None:
+    def numerics(self, first: BuiltPass, options: CheckOptions) -> Numerics | None:
         """Compiled against eager on a subject with real weights, each from a virgin model; None where it was
         not or could not be compared.
         """
@@ -187,9 +189,9 @@ class _Check:
             if not self.runner.run("reference", options, save=saved).ended:
                 return None
             compiled = _comparison(self.runner.run("numerics", options, compare=saved))
-            if compiled is not None and not compiled["ok"]:
+            if compiled is not None and not compiled.ok:
                 again = _comparison(self.runner.run("reference", options, compare=saved))
-                if again is None or not again["ok"]:
+                if again is None or not again.ok:
                     self.notes.append(
                         "numerics: the model gives other results each time it runs eagerly under one seed, so nothing was compared"
                     )
@@ -220,14 +222,14 @@ class _Check:
             return None
         fullgraph = chosen.whole is chosen.main
         passes: dict[int, PassResult] = {}
-        cold: dict[int, Mapping[str, Any]] = {}
+        cold: dict[int, RankForecast] = {}
         for task in data_forecast.tasks(data):
             done = passes[task.rank] = self.runner.run("sweep", options, fullgraph=fullgraph, sweep=task)
             if done.swept is None:
                 self.notes.append(f"no forecast: its pass did not end ({done.detail or done.outcome})")
                 return None
             cold[task.rank] = done.swept
-        warmed: dict[int, Mapping[str, Any]] = {}
+        warmed: dict[int, RankForecast] = {}
         for task in data_forecast.tasks(data, data_forecast.warm_of(data, cold)):
             again = self.runner.run("sweep", options, fullgraph=fullgraph, sweep=task).swept
             if again is not None:
@@ -263,8 +265,8 @@ class _Check:
         """The findings with their remedies tried within the budget, and what to change first."""
         lengths = None
         if swept is not None:
-            at_size = [c for c in swept.lead["compiles"] if c["batch_size"] == asked.subject.batch_size]
-            lengths = tuple(dict.fromkeys(c["length"] for c in at_size))
+            at_size = [c for c in swept.lead.compiles if c.batch_size == asked.subject.batch_size]
+            lengths = tuple(dict.fromkeys(c.length for c in at_size))
         options = strategy.proof_options(asked, self.runner.origin, lengths)
         unproved = before.findings
         if not any(at_least(f.severity, "warning") for f in unproved):
@@ -281,7 +283,7 @@ class _Check:
 
         def compare(changed: CheckOptions) -> bool | None:
             comparison = self.numerics(runs[repr(changed)], changed)
-            return None if comparison is None else bool(comparison["ok"])
+            return None if comparison is None else comparison.ok
 
         if options != asked:
             # the same blocks and lengths without any remedy: what a proof is held against
@@ -304,11 +306,11 @@ class _Check:
         return findings, change_first
 
 
-def _outcome(first: BuiltPass, options: CheckOptions, numerics: Mapping[str, Any] | None = None) -> Outcome:
+def _outcome(first: BuiltPass, options: CheckOptions, numerics: Numerics | None = None) -> Outcome:
     """One pass judged by itself."""
     whole = first if first.mode == "fullgraph" else None
     return judge(first, None, make_context(first, options, whole=whole, numerics=numerics))
 
 
-def _comparison(done: PassResult) -> Mapping[str, Any] | None:
+def _comparison(done: PassResult) -> Numerics | None:
     return done.result.numerics if done.ended and done.result is not None else None

@@ -7,8 +7,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from cftdiag.check import data_forecast
 from cftdiag.check.data_forecast import Swept
@@ -16,8 +15,7 @@ from cftdiag.check.outcome import Outcome, compiled
 from cftdiag.check.runner import BuiltPass, PassResult
 from cftdiag.details import ErrorDetail
 from cftdiag.diagnose import Block, Context, Probes, diagnose
-from cftdiag.diagnose.engine import probes
-from cftdiag.diagnose.engine.probes import LateHook, Numerics, SavedHook, SkippedFrame, Timeout
+from cftdiag.diagnose.engine.probes import Numerics, SkippedFrame, Timeout
 from cftdiag.events import Event
 from cftdiag.findings import Finding
 from cftdiag.options import CheckOptions
@@ -31,7 +29,7 @@ def make_context(
     options: CheckOptions,
     *,
     whole: PassResult | None = None,
-    numerics: Mapping[str, Any] | None = None,
+    numerics: Numerics | None = None,
     captures_all: bool = False,
 ) -> Context:
     """What the diagnosis knows beside the events of ``main``. ``captures_all``: no fullgraph pass was needed
@@ -63,7 +61,7 @@ def make_context(
     )
 
 
-def _probes(main: BuiltPass, options: CheckOptions, numerics: Mapping[str, Any] | None) -> Probes:
+def _probes(main: BuiltPass, options: CheckOptions, numerics: Numerics | None) -> Probes:
     """What the passes found by watching."""
     program, result, raised, last = main.program, main.result, main.raised, main.last
     never: list[str] = []
@@ -74,11 +72,11 @@ def _probes(main: BuiltPass, options: CheckOptions, numerics: Mapping[str, Any] 
         silent = list({n.name: n for n in (() if result is None else result.never_ran)}.values())
     stopped = main.outcome == "timeout" and last is not None and last.phase == "step"
     return Probes(
-        late_hooks=() if result is None else probes.all_told(LateHook, result.late_hooks),
-        saved_tensor_hooks=() if result is None else probes.all_told(SavedHook, result.saved_tensor_hooks),
+        late_hooks=() if result is None else result.late_hooks,
+        saved_tensor_hooks=() if result is None else result.saved_tensor_hooks,
         main_thread_limit=program.limit,
         calls={} if options.compile.scope == "none" else dict(main.calls),
-        numerics=probes.told(Numerics, numerics),
+        numerics=numerics,
         wrong_code=() if result is None else result.wrong_code,
         captured_error=None if raised is None else ErrorDetail(type=raised.error, message=raised.message),
         never_run=tuple(dict.fromkeys((*never, *(n.name for n in silent)))),

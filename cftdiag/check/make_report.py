@@ -6,7 +6,6 @@ import dataclasses
 import platform
 import time
 from collections.abc import Mapping, Sequence
-from fnmatch import fnmatchcase
 from importlib import metadata
 from typing import Any
 
@@ -18,7 +17,7 @@ from cftdiag.check.report import BlockResult, CheckReport
 from cftdiag.check.runner import BuiltPass, PassResult
 from cftdiag.check.strategy import Chosen
 from cftdiag.diagnose import Context
-from cftdiag.findings import Finding, verdict
+from cftdiag.findings import Finding, covers, verdict
 from cftdiag.forecast.lengths import Data
 from cftdiag.options import CheckOptions
 from cftdiag.subject import Origin
@@ -164,18 +163,14 @@ def _blocks(main: BuiltPass, findings: Sequence[Finding], context: Context) -> t
             cls=b.cls,
             kind=b.kind,
             graphs=len(main.graphs.get(b.fqn, ())),
-            graph_breaks=sum(_covers(pattern, b.fqn) for pattern in broken),
+            graph_breaks=sum(covers(pattern, b.fqn) for pattern in broken),
             recompiles=recompiled.count(b.fqn),
             fullgraph=False
-            if any(_covers(pattern, b.fqn) for pattern in limited)
+            if any(covers(pattern, b.fqn) for pattern in limited)
             else context.fullgraph.get(b.fqn),
         )
         for b in context.blocks
     )
-
-
-def _covers(pattern: str, fqn: str) -> bool:
-    return pattern == fqn or fnmatchcase(fqn, pattern)
 
 
 def _compiles(main: BuiltPass, context: Context) -> list[dict[str, Any]]:

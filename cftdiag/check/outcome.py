@@ -9,11 +9,10 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Iterable
-from fnmatch import fnmatchcase
 from typing import Any
 
 from cftdiag.events import Event
-from cftdiag.findings import SEVERITIES, Finding
+from cftdiag.findings import SEVERITIES, Finding, covers
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -145,4 +144,4 @@ def harm(finding: Finding, before: Outcome, after: Outcome) -> str | None:
 
 
 def _covered(block: str | None, patterns: tuple[str, ...]) -> bool:
-    return not patterns or (block is not None and any(p == block or fnmatchcase(block, p) for p in patterns))
+    return not patterns or (block is not None and any(covers(p, block) for p in patterns))

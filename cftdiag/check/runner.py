@@ -10,6 +10,7 @@ from typing import Any
 
 from cftdiag.errors import EnvironmentUnfit, InputError
 from cftdiag.events import Event
+from cftdiag.forecast.rank_forecast import RankForecast
 from cftdiag.options import CheckOptions
 from cftdiag.passes.launch import Entry, Launcher, Pass
 from cftdiag.passes.messages import (
@@ -40,7 +41,7 @@ class PassResult:
     steps: tuple[StepDone, ...] = ()
     result: Result | None = None
     raised: Raised | None = None
-    swept: Mapping[str, Any] | None = None
+    swept: RankForecast | None = None
     last: ProgressEvent | None = None
     outcome: str = "crash"
     detail: str = ""

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cftdiag.forecast.lengths import Data, Shape, distinct_ranks
+from cftdiag.forecast.rank_forecast import RankForecast
 
 #: Steps at which ranks diverge that are told one by one.
 _DIVERGENT = 50
@@ -13,14 +14,14 @@ _DIVERGENT = 50
 
 def forecast_dict(
     data: Data,
-    swept: Mapping[int, Mapping[str, Any]],
+    swept: Mapping[int, RankForecast],
     *,
     causes: Mapping[str, str | None] | None = None,
     note: str | None = None,
 ) -> dict[str, Any]:
     """``CheckReport.forecast`` for a data file.
 
-    ``swept`` maps the first rank of each group of :func:`distinct_ranks` to its ``SweepResult.to_dict()``;
+    ``swept`` maps the first rank of each group of :func:`distinct_ranks` to its forecast;
     ``causes`` maps a compile id of the first rank to the cause of its recompile. The regime map is that of
     the first rank; other ranks' compiles are under ``ranks``.
     """
@@ -30,55 +31,55 @@ def forecast_dict(
     causes = causes or {}
     steps = [
         {
-            "step": c["step"],
-            "length": c["length"],
-            "batch_size": c["batch_size"],
-            "regime": c["regime"],
-            "cause": causes.get(c["compile_id"]),
-            "guard": c["guard"],
-            "block": c["block"],
-            "seconds": c["seconds"],
+            "step": c.step,
+            "length": c.length,
+            "batch_size": c.batch_size,
+            "regime": c.regime,
+            "cause": causes.get(c.compile_id or ""),
+            "guard": c.guard,
+            "block": c.block,
+            "seconds": c.seconds,
         }
-        for c in main["compiles"]
+        for c in main.compiles
     ]
     return {
-        "compiles": len(main["compiles"]),
-        "recompiles": main["recompiles"],
-        "limit_hit": main["limit_hit"],
-        "stopped": main["stopped"],
+        "compiles": len(main.compiles),
+        "recompiles": main.recompiles,
+        "limit_hit": main.limit_hit,
+        "stopped": main.stopped,
         "steps": steps,
-        "seconds": main["seconds"],
-        "regimes": main["regimes"],
-        "exact": main["exact"],
-        "eager": main["eager"],
-        "suggestions": main["suggestions"],
-        "points": main["points"],
-        "counts": main["counts"],
-        "mistaken": main["mistaken"],
+        "seconds": main.seconds,
+        "regimes": [dict(one) for one in main.regimes],
+        "exact": main.exact,
+        "eager": main.eager,
+        "suggestions": [dict(one) for one in main.suggestions],
+        "points": [list(point) for point in main.points],
+        "counts": main.counts,
+        "mistaken": [list(key) for key in main.mistaken],
         "data": data.to_dict(),
         "ranks": [_rank(ranks, swept[first]) for first, ranks in groups.items()],
         "divergence": divergence(groups, swept),
-        "notes": [*data.notes, *main["notes"]],
+        "notes": [*data.notes, *main.notes],
         "note": note,
     }
 
 
-def _rank(ranks: Sequence[int], swept: Mapping[str, Any]) -> dict[str, Any]:
+def _rank(ranks: Sequence[int], swept: RankForecast) -> dict[str, Any]:
     return {
         "ranks": list(ranks),
-        "compiles": len(swept["compiles"]),
-        "recompiles": swept["recompiles"],
-        "limit_hit": swept["limit_hit"],
-        "seconds": swept["seconds"],
+        "compiles": len(swept.compiles),
+        "recompiles": swept.recompiles,
+        "limit_hit": swept.limit_hit,
+        "seconds": swept.seconds,
         "steps": [
-            {"step": c["step"], "microstep": c["microstep"], "length": c["length"], "seconds": c["seconds"]}
-            for c in swept["compiles"]
+            {"step": c.step, "microstep": c.microstep, "length": c.length, "seconds": c.seconds}
+            for c in swept.compiles
         ],
-        "exact": swept["exact"],
+        "exact": swept.exact,
     }
 
 
-def divergence(groups: Mapping[int, Sequence[int]], swept: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
+def divergence(groups: Mapping[int, Sequence[int]], swept: Mapping[int, RankForecast]) -> dict[str, Any]:
     """Steps at which some ranks compile while others wait for them in a collective, and the seconds they wait
     in all.
 
@@ -87,9 +88,9 @@ def divergence(groups: Mapping[int, Sequence[int]], swept: Mapping[int, Mapping[
     """
     by_step: dict[int, dict[int, float]] = {}
     for first in groups:
-        for c in swept[first]["compiles"]:
-            at = by_step.setdefault(c["step"], {})
-            at[first] = at.get(first, 0.0) + c["seconds"]
+        for c in swept[first].compiles:
+            at = by_step.setdefault(c.step, {})
+            at[first] = at.get(first, 0.0) + c.seconds
     steps = []
     waiting = 0.0
     for step, at in sorted(by_step.items()):

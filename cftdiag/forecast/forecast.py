@@ -1,5 +1,5 @@
-"""What a sweep found, as an object and as JSON: compiles in the order of the data, the regime map, and ways
-to pad.
+"""From what a sweep found to the forecast of its rank: compiles in the order of the data, the regime map, and
+ways to pad.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from cftdiag.events import Event
 from cftdiag.forecast.bounds import Condition
 from cftdiag.forecast.formulas import Untranslatable, mentions, translate
 from cftdiag.forecast.lengths import Shape
-from cftdiag.forecast.padding import Suggestion, suggest
+from cftdiag.forecast.padding import suggest
+from cftdiag.forecast.rank_forecast import ForecastCompile, RankForecast
 from cftdiag.forecast.regime_map import Cell, Kind, RegimeMap, Visit, build
 
 if TYPE_CHECKING:
@@ -50,58 +51,22 @@ class Outcome:
     labels: dict[int, str] = dataclasses.field(default_factory=dict)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class SweepResult:
-    """The forecast of one rank."""
-
-    compiles: tuple[Mapping[str, Any], ...]
-    """One for each graph of a forward region, in order: compile_id, step, microstep, batch_size, length,
-    variant, block, code, status, seconds, recompile, guard, regime.
-    """
-    limit: Mapping[str, Any] | None
-    stopped: str | None
-    map: RegimeMap
-    suggestions: tuple[Suggestion, ...]
-    points: tuple[tuple[str | None, int, int, int], ...]
-    """(regime id, batch size, length, visits)."""
-    counts: Mapping[str, int]
-    mistaken: tuple[Shape, ...]
-    notes: tuple[str, ...]
-
-    @property
-    def steps(self) -> tuple[int, ...]:
-        """Optimizer steps at which something compiles, in order."""
-        return tuple(dict.fromkeys(c["step"] for c in self.compiles))
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
-        return {
-            "compiles": [dict(c) for c in self.compiles],
-            "recompiles": sum(bool(c["recompile"]) for c in self.compiles),
-            "limit_hit": None if self.limit is None else dict(self.limit),
-            "stopped": self.stopped,
-            "seconds": round(sum(c["seconds"] for c in self.compiles), 3),
-            **self.map.to_dict(),
-            "suggestions": [s.to_dict() for s in self.suggestions],
-            "points": [list(p) for p in self.points],
-            "counts": dict(self.counts),
-            "mistaken": [list(s.key) for s in self.mistaken],
-            "notes": list(self.notes),
-        }
-
-
-def summarise(out: Outcome) -> SweepResult:
-    """Make the report of a sweep."""
+def summarise(out: Outcome) -> RankForecast:
+    """Make the forecast of a sweep."""
     cells = _Cells(out)
     found = build(cells.visits(), cells.conditions(), out.kind_table, out.triggers)
     met = [s for s in out.shapes if s.key in out.visits]
     names = found.names(met)
-    return SweepResult(
+    mapped = found.to_dict()
+    return RankForecast(
         compiles=tuple(_compiles(out, names)),
-        limit=out.limit,
+        limit_hit=out.limit,
         stopped=out.stopped,
-        map=found,
-        suggestions=tuple(suggest(found, met)),
+        regimes=tuple(mapped["regimes"]),
+        exact=mapped["exact"],
+        wrong=mapped["wrong"],
+        eager=mapped["eager"],
+        suggestions=tuple(s.to_dict() for s in suggest(found, met)),
         points=tuple(_points(met, names)),
         counts={
             "shapes": len(out.shapes),
@@ -110,7 +75,7 @@ def summarise(out: Outcome) -> SweepResult:
             "confirmed": out.confirmed,
             "unvisited": out.unvisited,
         },
-        mistaken=tuple(out.mistaken),
+        mistaken=tuple(s.key for s in out.mistaken),
         notes=tuple(_notes(out, found)),
     )
 
@@ -198,7 +163,7 @@ def _number(value: Any) -> float | None:
     return value if isinstance(value, (bool, int, float)) else None
 
 
-def _compiles(out: Outcome, names: Mapping[Key, str | None]) -> list[dict[str, Any]]:
+def _compiles(out: Outcome, names: Mapping[Key, str | None]) -> list[ForecastCompile]:
     recompiled = {event.compile_id: event for _, event in out.events if event.kind == "recompile"}
     backward: dict[str | None, float] = {}
     for _, event in out.events:
@@ -210,21 +175,21 @@ def _compiles(out: Outcome, names: Mapping[Key, str | None]) -> list[dict[str, A
             continue
         reason = recompiled.get(event.compile_id)
         found.append(
-            {
-                "compile_id": event.compile_id,
-                "step": shape.step,
-                "microstep": shape.microstep,
-                "batch_size": shape.batch_size,
-                "length": shape.length,
-                "variant": shape.variant,
-                "block": event.block,
-                "code": None if event.code is None else event.code.qualname,
-                "status": event.compiled.status,
-                "seconds": round(_seconds(event) + backward.get(event.compile_id, 0.0), 3),
-                "recompile": reason is not None,
-                "guard": reason.guard.expression if reason is not None and reason.guard is not None else None,
-                "regime": names.get(shape.key),
-            }
+            ForecastCompile(
+                compile_id=event.compile_id,
+                step=shape.step,
+                microstep=shape.microstep,
+                batch_size=shape.batch_size,
+                length=shape.length,
+                variant=shape.variant,
+                block=event.block,
+                code=None if event.code is None else event.code.qualname,
+                status=event.compiled.status,
+                seconds=round(_seconds(event) + backward.get(event.compile_id, 0.0), 3),
+                recompile=reason is not None,
+                guard=reason.guard.expression if reason is not None and reason.guard is not None else None,
+                regime=names.get(shape.key),
+            )
         )
     return found
 

@@ -19,9 +19,10 @@ from cftdiag.capture.cache_entries import Call, Calls, Entry, entries
 from cftdiag.error_text import one_line
 from cftdiag.events import Event
 from cftdiag.forecast.call_shapes import Codes, Lessons, Step
-from cftdiag.forecast.forecast import Outcome, SweepResult, summarise
+from cftdiag.forecast.forecast import Outcome, summarise
 from cftdiag.forecast.frame_locals import Described, Unexplained, describe, restored
 from cftdiag.forecast.lengths import Shape
+from cftdiag.forecast.rank_forecast import RankForecast
 
 Run = Callable[[Shape], None]
 #: Shapes really run when the blocks' arguments cannot be told from batch and length.
@@ -39,7 +40,7 @@ def sweep(
     warm: Sequence[Shape] = (),
     progress: Callable[[int, int, Shape], None] | None = None,
     max_runs: int = MAX_RUNS,
-) -> SweepResult:
+) -> RankForecast:
     """Forecast the compiles of one rank.
 
     ``run(shape)`` is one training step as the training does it; ``shapes`` are the rank's distinct shapes in

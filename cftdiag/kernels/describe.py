@@ -21,7 +21,7 @@ from cftdiag.kernels import regime_changes
 from cftdiag.kernels.code_findings import code_findings
 from cftdiag.passes.messages import KernelsTask
 from cftdiag.passes.prepare import Prepared, blocks_of, prepare
-from cftdiag.passes.run_pass import torch_config
+from cftdiag.passes.settings import torch_config
 from cftdiag.recipe import BlockGroup, apply_recipe, block_groups
 from cftdiag.target import bytecode, lowering, real, resources
 from cftdiag.target.collect import Collector

@@ -7,6 +7,7 @@ call is wrapped instead.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import inspect
 import os
 from collections import Counter
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 
 from cftdiag.capture import Recorder, counting, track
+from cftdiag.diagnose.engine.probes import LateHook, SavedHook
 from cftdiag.torch_private import compiled_call, dynamo
 from cftdiag.torch_private.dynamo import is_compile_failure
 from cftdiag.torch_private.objects import HOOKS, hooks
@@ -39,8 +41,8 @@ class Watch:
         self.kinds: Mapping[str, str] = {}
         self.calls: Counter[str] = Counter()
         self.fullgraph: dict[str, bool] = {}
-        self.saved_hooks: dict[str, dict[str, Any]] = {}
-        self.late_hooks: list[dict[str, Any]] = []
+        self.saved_hooks: dict[str, SavedHook] = {}
+        self.late_hooks: list[LateHook] = []
         self.backends: set[str] = set()
         """Backends that a subject compiles with by itself."""
         self.marks: dict[str, Mapping[str, list[int]]] = {}
@@ -97,17 +99,13 @@ class Watch:
         file = getattr(code, "co_filename", None)
         if file is not None and file.startswith(os.path.dirname(torch.__file__)):
             return  # torch's own checkpointing works block by block
-        found = self.saved_hooks.setdefault(
-            fqn,
-            {
-                "block": fqn,
-                "packs": 0,
-                "file": file,
-                "line": getattr(code, "co_firstlineno", None),
-            },
+        line = getattr(code, "co_firstlineno", None)
+        found = self.saved_hooks.get(fqn) or SavedHook(block=fqn, file=file, line=line)
+        self.saved_hooks[fqn] = dataclasses.replace(
+            found,
+            packs=found.packs + 1,
+            hook=f"{os.path.basename(file or '?')}:{found.line} {getattr(pack, '__name__', pack)}",
         )
-        found["packs"] += 1
-        found["hook"] = f"{os.path.basename(file or '?')}:{found['line']} {getattr(pack, '__name__', pack)}"
 
     def _apart(
         self,
@@ -149,16 +147,17 @@ class Watch:
                 hook = getattr(owner, attribute).get(hook_id)
                 code = getattr(hook, "__code__", None)
                 file, line = getattr(code, "co_filename", None), getattr(code, "co_firstlineno", None)
+                name = getattr(hook, "__name__", type(hook).__name__)
                 self.late_hooks.append(
-                    {
-                        "block": fqn,
-                        "module": f"{fqn}.{path}" if path else fqn,
-                        "hook": f"{os.path.basename(file or '?')}:{line} {getattr(hook, '__name__', type(hook).__name__)}",
-                        "kind": HOOKS[attribute],
-                        "step": step,
-                        "file": file,
-                        "line": line,
-                    }
+                    LateHook(
+                        block=fqn,
+                        module=f"{fqn}.{path}" if path else fqn,
+                        hook=f"{os.path.basename(file or '?')}:{line} {name}",
+                        kind=HOOKS[attribute],
+                        step=step,
+                        file=file,
+                        line=line,
+                    )
                 )
 
 

@@ -13,9 +13,11 @@ from collections.abc import Callable, Mapping
 from types import NoneType, UnionType
 from typing import Any
 
+from cftdiag.diagnose.engine.probes import LateHook, Numerics, SavedHook
 from cftdiag.diagnose.wrong_code import WrongCode
 from cftdiag.events import Event, Frame
 from cftdiag.forecast.lengths import Shape
+from cftdiag.forecast.rank_forecast import RankForecast
 from cftdiag.options import CheckOptions
 from cftdiag.subject import Origin
 
@@ -174,9 +176,9 @@ class Result:
     never_ran: tuple[NeverRan, ...] = ()
     trained: tuple[str, ...] = ()
     """Parameters that got a gradient in some step."""
-    late_hooks: tuple[Mapping[str, Any], ...] = ()
-    saved_tensor_hooks: tuple[Mapping[str, Any], ...] = ()
-    numerics: Mapping[str, Any] | None = None
+    late_hooks: tuple[LateHook, ...] = ()
+    saved_tensor_hooks: tuple[SavedHook, ...] = ()
+    numerics: Numerics | None = None
     wrong_code: tuple[WrongCode, ...] = ()
     undetermined: tuple[Assumption, ...] = ()
     problems: tuple[str, ...] = ()
@@ -186,10 +188,10 @@ class Result:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """The sweep of one rank: :meth:`cftdiag.forecast.forecast.SweepResult.to_dict`."""
+    """The sweep of one rank."""
 
     rank: int
-    swept: Mapping[str, Any]
+    swept: RankForecast
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

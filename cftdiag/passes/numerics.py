@@ -17,6 +17,7 @@ from typing import Any
 import numpy
 import torch
 
+from cftdiag.diagnose.engine.probes import Worst
 from cftdiag.torch_private import dynamo, inductor, tracing
 
 STEPS = 2  # the first step may still have zero gradients somewhere (LoRA's B), the second has none
@@ -112,7 +113,7 @@ def wrong_module(names: Iterable[str], modules: Sequence[str]) -> str | None:
 
 def compare(
     reference: Mapping[str, torch.Tensor], found: Mapping[str, torch.Tensor], precision: str
-) -> list[dict[str, Any]]:
+) -> list[Worst]:
     """Values that differ by more than rounding, worst first.
 
     A value that only one side has counts as different, unless it is a gradient of zeros: an unused parameter
@@ -127,15 +128,7 @@ def compare(
         if only is not None and ".grad" in name and not only.any():
             continue
         if left is None or right is None or left.shape != right.shape:
-            wrong.append(
-                {
-                    "name": name,
-                    "eager": _norm(left),
-                    "compiled": _norm(right),
-                    "max_abs": None,
-                    "rel": math.inf,
-                }
-            )
+            wrong.append(Worst(name=name, eager=_norm(left), compiled=_norm(right), rel=math.inf))
             continue
         difference = left.double() - right.double()
         scale = max(left.double().norm().item(), NEGLIGIBLE * largest if ".grad" in name else 0.0)
@@ -145,15 +138,15 @@ def compare(
             if not both_nan:
                 worst = difference.abs().max().item() if difference.numel() else 0.0
                 wrong.append(
-                    {
-                        "name": name,
-                        "eager": _norm(left),
-                        "compiled": _norm(right),
-                        "max_abs": worst,
-                        "rel": relative,
-                    }
+                    Worst(
+                        name=name,
+                        eager=_norm(left),
+                        compiled=_norm(right),
+                        max_abs=worst,
+                        rel=relative,
+                    )
                 )
-    return sorted(wrong, key=lambda w: -w["rel"] if w["rel"] == w["rel"] else -math.inf)
+    return sorted(wrong, key=lambda w: -math.inf if w.rel is None or math.isnan(w.rel) else -w.rel)
 
 
 def _norm(value: torch.Tensor | None) -> float | None:

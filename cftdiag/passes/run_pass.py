@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
-import importlib
 import math
 import os
 import resource
@@ -27,6 +26,7 @@ from cftdiag import fastforward
 from cftdiag.capture import Recorder, counting
 from cftdiag.capture.capture_ends import differentiated_again
 from cftdiag.capture.compile_requests import CompileRequests
+from cftdiag.diagnose.engine.probes import Numerics, Worst
 from cftdiag.error_text import one_line, shorten
 from cftdiag.errors import EnvironmentUnfit, InputError
 from cftdiag.events import Event, Frame
@@ -53,6 +53,7 @@ from cftdiag.passes.messages import (
     Unfit,
 )
 from cftdiag.passes.prepare import batch_of_shape, blocks_of, prepare
+from cftdiag.passes.settings import process_kept, torch_config
 from cftdiag.recipe import (
     ROOT,
     DepthNotReached,
@@ -77,7 +78,7 @@ def run_task(task: PassTask, send: Send, live: Subject | None = None) -> None:
     """Run one pass and ``send`` its messages; never raises for what the user's model does."""
     options = task.options
     try:
-        with _process_kept(options.patch.env), torch_config(options.patch.torch_config):
+        with process_kept(options.patch.env), torch_config(options.patch.torch_config):
             _Pass(task, options, send, live).run()
     except InputError as error:
         send(Refused(message=str(error)))
@@ -290,7 +291,7 @@ class _Pass:
             self.progress("step", step=done, of=of, length=shape.length)
 
         found = sweep(run, task.shapes, recorder, model=self.subject.model, warm=task.warm, progress=progress)
-        self.send(Forecast(rank=task.rank, swept=found.to_dict()))
+        self.send(Forecast(rank=task.rank, swept=found))
 
     def one_step(self, i: int, batch: Mapping[str, Any], recorder: Recorder) -> None:
         self.step_index = recorder.step = i + 1
@@ -439,7 +440,7 @@ class _Pass:
             notes += [Assumption(meaning=text) for text in assumptions(self.options.compile.target)]
         return tuple(notes)
 
-    def numerics(self) -> dict[str, Any] | None:
+    def numerics(self) -> Numerics | None:
         """Save the eager run (``reference``), or compare this one with it (``numerics``)."""
         if self.mode not in ("reference", "numerics"):
             return None
@@ -453,21 +454,18 @@ class _Pass:
             return None
         precision = numerics.precision_of(self.subject.model, self.subject.batches)
         wrong = numerics.compare(torch.load(self.task.compare), found, precision)
-        worst = wrong[0] if wrong else None
-        if worst is not None:
-            worst["block"] = numerics.wrong_module(
-                [w["name"] for w in wrong], [fqn for fqn, _ in self.blocks]
-            )
-        return {
-            "ok": not wrong,
-            "backend": str(
+        names = tuple(w.name for w in wrong)
+        block = numerics.wrong_module(names, [fqn for fqn, _ in self.blocks])
+        return Numerics(
+            ok=not wrong,
+            backend=str(
                 self.prepared.compile_kwargs.get("backend") or self.options.compile.backend or "aot_eager"
             ),
-            "worst": worst,
-            "failed": [w["name"] for w in wrong],
-            "config": numerics.differing_config(),
-            "precision": precision,
-        }
+            worst=dataclasses.replace(wrong[0], block=block) if wrong else Worst(),
+            failed=names,
+            config=numerics.differing_config(),
+            precision=precision,
+        )
 
 
 # ---- helpers ----
@@ -494,66 +492,6 @@ def _jsonable(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)  # JSON has no such number
     return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
-
-
-@contextlib.contextmanager
-def _process_kept(env: Mapping[str, str]) -> Iterator[None]:
-    """One thread and the wanted environment; afterwards as before, for a check in the caller's own process."""
-    threads, before = torch.get_num_threads(), dict(os.environ)
-    torch.set_num_threads(1)
-    os.environ.update({name: str(value) for name, value in env.items()})
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-        os.environ.clear()
-        os.environ.update(before)
-
-
-@contextlib.contextmanager
-def torch_config(settings: Mapping[str, Any]) -> Iterator[None]:
-    """Set dotted torch config names, restored afterwards; raises :class:`InputError` for one that this torch
-    lacks.
-    """
-    with contextlib.ExitStack() as stack:
-        for dotted, value in settings.items():
-            module_name, name = _split_config(dotted)
-            try:
-                module = importlib.import_module(module_name)
-                if isinstance(getattr(module, name), (set, frozenset)):
-                    value = set(getattr(module, name)) | {_resolved(value)}
-                stack.enter_context(module.patch(**{name: value}))
-            except (ImportError, AttributeError, TypeError) as error:
-                raise InputError(
-                    f"this torch has no setting {dotted}, or not this value for it ({one_line(error)})"
-                ) from error
-        yield
-
-
-def _split_config(dotted: str) -> tuple[str, str]:
-    for middle in (".config.", "._config."):
-        head, marker, tail = dotted.partition(middle)
-        if marker and head.startswith("torch"):
-            return head + middle.rstrip("."), tail
-    raise InputError(
-        f"{dotted!r} is no torch setting; write torch._dynamo.config.NAME or torch._inductor.config.NAME"
-    )
-
-
-def _resolved(name: Any) -> Any:
-    """The object of a dotted name (``logging.Logger.warning``), for settings that are sets of functions;
-    anything else as it is.
-    """
-    if not isinstance(name, str):
-        return name
-    parts = name.split(".")
-    for cut in range(len(parts) - 1, 0, -1):
-        with contextlib.suppress(ImportError):
-            found: Any = importlib.import_module(".".join(parts[:cut]))
-            for part in parts[cut:]:
-                found = getattr(found, part)
-            return found
-    return name
 
 
 @contextlib.contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import fnmatch
 import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,6 +11,7 @@ from typing import Any
 
 import torch
 
+from cftdiag.findings import covers
 from cftdiag.recipe.stacks import stacks
 from cftdiag.torch_private.wrappers import class_name, strip, unwrap
 
@@ -70,13 +70,12 @@ def set_module(model: torch.nn.Module, name: str, module: torch.nn.Module) -> No
 
 
 def _matching(names: Mapping[str, torch.nn.Module], globs: Sequence[str]) -> Blocks:
-    patterns = {glob: re.compile(fnmatch.translate(glob).replace(".*", r"[^.]*")) for glob in globs}
-    for glob, pattern in patterns.items():
-        if not any(pattern.match(fqn) for fqn in names):
+    for glob in globs:
+        if not any(covers(glob, fqn) for fqn in names):
             raise ValueError(
                 f"no module matches --blocks {glob!r}; module names look like {', '.join(list(names)[:4])}"
             )
-    found = {fqn: module for fqn, module in names.items() if any(p.match(fqn) for p in patterns.values())}
+    found = {fqn: module for fqn, module in names.items() if any(covers(glob, fqn) for glob in globs)}
     return [(fqn, m) for fqn, m in found.items() if not any(fqn.startswith(f"{outer}.") for outer in found)]
 
 

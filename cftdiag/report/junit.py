@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from fnmatch import fnmatchcase
 from typing import Any
 from xml.etree import ElementTree
 
+from cftdiag.findings import covers
 from cftdiag.report import wording
 
 #: Control characters that XML 1.0 cannot hold, in a guard or an evidence text for example.
@@ -41,11 +41,7 @@ def _block_case(
     case = ElementTree.Element(
         "testcase", {"classname": _clean(f"{subject}.{block.get('class')}"), "name": _clean(fqn), "time": "0"}
     )
-    mine = [
-        f
-        for f in findings
-        if any(fqn == pattern or fnmatchcase(fqn, str(pattern)) for pattern in f.get("blocks") or ())
-    ]
+    mine = [f for f in findings if any(covers(str(pattern), fqn) for pattern in f.get("blocks") or ())]
     errors = [f for f in mine if f.get("severity") == "error"]
     if errors:
         _child(

@@ -15,8 +15,8 @@ from torch import nn
 
 from cftdiag.capture import Recorder, counting, track
 from cftdiag.capture.cache_entries import entries
-from cftdiag.forecast.forecast import SweepResult
 from cftdiag.forecast.lengths import Shape, collect
+from cftdiag.forecast.rank_forecast import RankForecast
 from cftdiag.forecast.sweep import sweep
 
 Row = tuple[int, int, str]
@@ -172,7 +172,7 @@ def shapes_of(stream: Sequence[Row]) -> tuple[Shape, ...]:
 
 def foreseen(
     build: Callable[[], nn.Module], stream: Sequence[Row], warm: Sequence[Row] = (), **kwargs: Any
-) -> tuple[SweepResult, list[Any]]:
+) -> tuple[RankForecast, list[Any]]:
     """(the forecast, what torch did while it was made)."""
     torch._dynamo.reset()
     with Recorder() as recorder:
@@ -217,7 +217,7 @@ def hold(
     warm: Sequence[Row] = (),
     exact: bool = True,
     **kwargs: Any,
-) -> SweepResult:
+) -> RankForecast:
     """Assert that the forecast and the real run agree event by event, and whether the map is exact; returns
     the forecast.
     """
@@ -227,6 +227,6 @@ def hold(
     assert not different, f"foreseen and happened: {different[:3]}\nnotes {result.notes}"
     kinds = {fact[1] for fact in truth} | {fact[0] for fact in truth}
     assert {"compile", "guards"} <= kinds, "nothing compiled: the test says nothing"
-    assert result.map.exact is exact, result.notes
+    assert result.exact is exact, result.notes
     assert not result.mistaken
     return result

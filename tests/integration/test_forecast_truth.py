@@ -48,9 +48,9 @@ def test_static_lengths_hit_the_limit_where_the_run_does(warm: Warm) -> None:
         _START
         + f"""
 result = hold(lambda: causal_lm("llama"), stream(3, 30, (2, 3), {_LENGTHS}), dynamic=False)
-assert result.limit["limit"] == 8 and result.limit["step"] == 10, result.limit
-assert len(result.map.regimes) == 8 and result.map.eager
-assert all(r.bounds[-1].startswith("S == ") for r in result.map.regimes)
+assert result.limit_hit["limit"] == 8 and result.limit_hit["step"] == 10, result.limit_hit
+assert len(result.regimes) == 8 and result.eager["shapes"]
+assert all(r["bounds"][-1].startswith("S == ") for r in result.regimes)
 """
     )
 
@@ -63,10 +63,10 @@ rows = stream(7, 25, (1, 2, 3), {_LENGTHS})
 build = lambda: causal_lm("qwen3")
 cold, _ = foreseen(build, rows, dynamic=None)
 assert len(cold.compiles) >= 3
-warm = list(dict.fromkeys(r.representative for r in cold.map.regimes))
+warm = list(dict.fromkeys(tuple(r["representative"].values()) for r in cold.regimes))
 warmed = hold(build, rows, warm, dynamic=None)
-assert [c["step"] for c in warmed.compiles if c["step"]] == [], warmed.compiles
-assert {{c["step"] for c in warmed.compiles}} == {{0}}
+assert [c.step for c in warmed.compiles if c.step] == [], warmed.compiles
+assert {{c.step for c in warmed.compiles}} == {{0}}
 """
     )
 
@@ -95,9 +95,9 @@ class Plain(nn.Module):
 rows = [(2, 20, ""), (2, 30, ""), (3, 41, ""), (2, 20, "")]
 result = hold(Ducky, rows, dynamic=True)
 assert len(result.compiles) == 2, result.compiles
-assert result.map.regimes[0].bounds == ("B >= 2", "S == 20"), result.map.regimes[0]
-assert result.map.regimes[0].specialises
-assert result.map.regimes[1].bounds == ("B >= 2", "S >= 2")
+assert result.regimes[0]["bounds"] == ["B >= 2", "S == 20"], result.regimes[0]
+assert result.regimes[0]["specialises"]
+assert result.regimes[1]["bounds"] == ["B >= 2", "S >= 2"]
 """
     )
 
@@ -114,7 +114,7 @@ for seed in range(3):
     result = hold(Toy, rows, backend={backend!r}, dynamic={dynamic})
     assert not result.notes, result.notes
     assert {dynamic} is False or result.counts["probed"] > 5, result.counts
-    forms = {{form for r in result.map.regimes for form in r.bounds}}
+    forms = {{form for r in result.regimes for form in r["bounds"]}}
     if {dynamic} is True:
         assert any("S % 8" in form for form in forms) and any("B*S" in form for form in forms), forms
 """
@@ -173,7 +173,7 @@ class Scale:
 rows = [(2, 20, ""), (2, 33, ""), (2, 48, ""), (2, 33, ""), (2, 52, "")]
 result = hold(Odd, rows, exact=False, dynamic=True)
 assert result.notes[0].startswith("every distinct shape was run"), result.notes
-assert 3 in [c["step"] for c in result.compiles]
+assert 3 in [c.step for c in result.compiles]
 """
     )
 

@@ -12,7 +12,7 @@ from cftdiag.check.proofs import Prover
 from cftdiag.details import CompileDetail
 from cftdiag.errors import InputError
 from cftdiag.events import Code, Event
-from cftdiag.findings import Finding, Remedy, Where
+from cftdiag.findings import Finding, Remedy, Where, covers
 from cftdiag.options import CheckOptions
 
 OPTIONS = CheckOptions(model="x")
@@ -368,3 +368,11 @@ def test_a_step_that_another_block_meets_first_compiles_all_the_same():
     )
     assert after.count(finding) == 0 and after.count(finding, run(1, 3)) == 1
     assert not removed(finding, run(1, 3), after)
+
+
+def test_a_pattern_of_blocks_means_one_part_of_a_name() -> None:
+    assert covers("model.layers.*", "model.layers.3")
+    assert not covers("model.layers.*", "model.layers.3.experts.1")
+    assert covers("model.layers.*.experts.*", "model.layers.3.experts.1")
+    assert covers("blocks.3", "blocks.3")
+    assert not covers("blocks.3", "blocks.30")

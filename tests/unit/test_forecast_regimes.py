@@ -7,7 +7,6 @@ from __future__ import annotations
 import itertools
 import random
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +18,7 @@ from cftdiag.forecast.bounds import Condition
 from cftdiag.forecast.formulas import translate
 from cftdiag.forecast.lengths import Data, DataOptions, RankShapes, Shape, batches, collect
 from cftdiag.forecast.padding import suggest
+from cftdiag.forecast.rank_forecast import ForecastCompile, RankForecast
 from cftdiag.forecast.regime_map import Kind, RegimeMap, Visit, build, collides, is_static
 from cftdiag.report.plots import regime_figure, save_plots
 
@@ -207,40 +207,30 @@ def test_static_lengths_need_a_graph_each_so_buckets_help_and_are_counted() -> N
 # ---- over ranks ----
 
 
-def swept(compiles: list[tuple[int, float]]) -> dict[str, Any]:
+def swept(compiles: list[tuple[int, float]]) -> RankForecast:
     shapes = [Shape(2, 30, "", 1, 0, 4), Shape(1, 40, "padded", 2, 0, 1)]
-    regimes = mapped({"0/0": ["L['x'].size()[1] >= 2"]}, shapes[:1]).to_dict()
-    rows = [
-        {
-            "compile_id": f"0/{i}",
-            "step": step,
-            "microstep": 0,
-            "batch_size": 2,
-            "length": 30,
-            "regime": "r1",
-            "guard": None,
-            "block": "b",
-            "seconds": s,
-        }
-        for i, (step, s) in enumerate(compiles)
-    ]
-    points = [["r1", 2, 30, 4], [None, 1, 40, 1]]
-    more = {
-        "suggestions": [],
-        "points": points,
-        "counts": {},
-        "mistaken": [],
-        "notes": ["swept"],
-        "limit_hit": None,
-        "stopped": None,
-    }
-    return {
-        "compiles": rows,
-        "recompiles": len(rows) - 1,
-        "seconds": sum(s for _, s in compiles),
-        **regimes,
-        **more,
-    }
+    found = mapped({"0/0": ["L['x'].size()[1] >= 2"]}, shapes[:1]).to_dict()
+    return RankForecast(
+        compiles=tuple(
+            ForecastCompile(
+                compile_id=f"0/{i}",
+                step=step,
+                microstep=0,
+                batch_size=2,
+                length=30,
+                regime="r1",
+                block="b",
+                seconds=seconds,
+                recompile=i > 0,
+            )
+            for i, (step, seconds) in enumerate(compiles)
+        ),
+        regimes=tuple(found["regimes"]),
+        exact=found["exact"],
+        eager=found["eager"],
+        points=(("r1", 2, 30, 4), (None, 1, 40, 1)),
+        notes=("swept",),
+    )
 
 
 def data(world: int) -> Data:
@@ -286,7 +276,7 @@ def test_figure(tmp_path: Path) -> None:
 
 
 def test_many_regimes_keep_the_legend_short() -> None:
-    one = swept([(1, 1.0)])["regimes"][0]
+    one = swept([(1, 1.0)]).regimes[0]
     regimes = [{**one, "id": f"r{i}"} for i in range(40)]
     points = [[f"r{i}", b, 10 * i + 2, 1] for i, b in itertools.product(range(40), range(1, 3))]
     figure = regime_figure({"points": points, "regimes": regimes, "compiles": 40, "limit_hit": None})

@@ -12,6 +12,7 @@ import pytest
 
 from cftdiag.events import Code, Event, Frame, Guard, Reason
 from cftdiag.forecast.lengths import PADDED, Shape
+from cftdiag.forecast.rank_forecast import ForecastCompile, RankForecast
 from cftdiag.options import CheckOptions
 from cftdiag.passes import messages
 from cftdiag.passes.launch import last_words
@@ -86,7 +87,13 @@ EXAMPLES = [
         undetermined=(Assumption(meaning="a value was assumed", what="read"),),
         check={"loss": 1.0},
     ),
-    Forecast(rank=0, swept={"compiles": []}),
+    Forecast(
+        rank=0,
+        swept=RankForecast(
+            compiles=(ForecastCompile(compile_id="0/0", step=1, microstep=0, batch_size=2, length=8),),
+            points=((None, 2, 8, 1),),
+        ),
+    ),
     Lowering(report={"schema": "cftdiag.kernels/1"}),
     Raised(error="RuntimeError", message="no", compile=False, where=FRAME, step=2),
     Refused(message="no such model"),

@@ -5,7 +5,7 @@ diagnosis beside the events.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from cftdiag.details import ErrorDetail
@@ -59,6 +59,8 @@ class Numerics:
     """Names of the values that differ."""
     config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Settings in force that are known to change results."""
+    precision: str | None = None
+    """``low`` where half precision is in play, else ``high``."""
     worst: Worst = dataclasses.field(default_factory=Worst)
 
 
@@ -97,20 +99,3 @@ class Probes:
     """``recompile_limit`` as the main thread sees it."""
     captured_error: ErrorDetail | None = None
     """An exception that ended the run and is not among the events."""
-
-
-def told(cls: type[Any], found: Mapping[str, Any] | None) -> Any:
-    """One of these from what a child process sent; keys that are not known are left out, None stays None."""
-    if found is None:
-        return None
-    values: dict[str, Any] = {f.name: found[f.name] for f in dataclasses.fields(cls) if f.name in found}
-    if cls is Numerics:
-        values["worst"] = told(Worst, found.get("worst") or {})
-        values["failed"] = tuple(found.get("failed") or ())
-        values["config"] = found.get("config") or {}
-    return cls(**values)
-
-
-def all_told(cls: type[Any], found: Sequence[Mapping[str, Any]]) -> tuple[Any, ...]:
-    """Several of these."""
-    return tuple(told(cls, item) for item in found)

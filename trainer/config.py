@@ -159,6 +159,11 @@ class TrainConfig:
     replicas: int = _option(
         1, "HSDP: number of model replicas; each is sharded over world size / replicas ranks"
     )
+    grad_sync: str = _option(
+        "every",
+        "reduce-scatter gradients after every microstep, or after the last one: less traffic, whole gradients in memory meanwhile",
+        ("every", "last"),
+    )
     # loop
     max_epochs: int | None = _option(
         None, "stop after this many passes; default 1 when neither max-steps nor max-tokens is given"

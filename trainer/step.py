@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
 
 from trainer.batch import Batch, to_device
 from trainer.config import TrainConfig
@@ -32,6 +33,7 @@ class Stepper:
         self._device = program.device
         self._optimizer = optimizer
         self._max_norm = config.max_grad_norm
+        self._sync_last, self._syncing = config.grad_sync == "last", True
         self._trained = [p for p in program.model.parameters() if p.requires_grad]
         self._frozen = Frozen.of(program.model, cap_bytes=config.osft_transient_mb * 2**20)
 
@@ -48,7 +50,8 @@ class Stepper:
         """
         losses = []
         total = torch.zeros((), dtype=torch.float64, device=self._device)
-        for batch in batches:
+        for i, batch in enumerate(batches, 1):
+            self._sync_gradients(last=i == len(batches))
             loss = self._model(**to_device(batch, self._device))
             (loss / loss_tokens).backward()
             total += loss.detach()
@@ -85,6 +88,20 @@ class Stepper:
             if leak:
                 figures["leak"] = measure_leak(self._frozen).item()
         return {**figures, "stop": wish > 0, "nonfinite": None}
+
+    def _sync_gradients(self, *, last: bool) -> None:
+        """What the next backward does with its gradients between the ranks.
+
+        Replicas (HSDP) exchange theirs after the last microstep alone: shards of sums take no more memory than
+        shards. Shards are reduced after every one unless asked otherwise, for whole gradients would have to
+        stay on every rank until then.
+        """
+        if self._syncing == last or not isinstance(self._model, FSDPModule):
+            return
+        self._syncing = last
+        self._model.set_requires_gradient_sync(last or not self._sync_last)
+        self._model.set_requires_all_reduce(last)  # after the other, which sets it, too
+        self._model.set_is_last_backward(last)
 
     def forward_backward(self, batches: list[Batch]) -> None:
         """Run what a step runs on the model, and leave no gradient behind: for its compiles. Collective."""

@@ -10,7 +10,11 @@ from typing import Any
 
 import torch
 
-METHODS: dict[str, dict[str, Any]] = {"full": {}, "osft": {"osft": True, "osft_leak_every": 1}}
+METHODS: dict[str, dict[str, Any]] = {
+    "full": {"max_tokens_per_gpu": 96},
+    "late": {"max_tokens_per_gpu": 96, "grad_sync": "last"},
+    "osft": {"osft": True, "osft_leak_every": 1},
+}
 
 
 def train(method: str, out: Path, **values: Any) -> None:

@@ -88,7 +88,13 @@ def flex():
 """
 
 
-@pytest.mark.parametrize("attention", ["varlen", "flex"])
+@pytest.mark.parametrize(
+    "attention",
+    [
+        "varlen",
+        pytest.param("flex", marks=pytest.mark.everything("10 s; another kernel that is not here stays")),
+    ],
+)
 def test_build_may_ask_for_a_kernel_that_is_not_installed(tmp_path, attention):
     path = tmp_path / "own.py"
     path.write_text(BUILD.replace("SIZES", repr(SIZES)))

@@ -96,6 +96,7 @@ def test_variable_length_arguments_capture_whole(attn, packed, targets):
     assert any("cftdiag.flash_attention_varlen_backward" in t for t in targets[1])
 
 
+@pytest.mark.everything("20 s; variable lengths by argument stay, and the break at the test for packed rows")
 def test_after_the_break_packed_rows_take_the_variable_length_path(targets):
     run(TINY, "flash_attention_2", fullgraph=False, packed=True, lengths=(90,))
     assert any("flash_attention_varlen" in t for graph in targets for t in graph)

@@ -148,7 +148,10 @@ def test_a_model_without_a_separate_head_keeps_its_own_loss_and_is_compiled_whol
         apply_recipe(model, find_blocks(model), TrainRecipe())
 
 
-@pytest.mark.parametrize("ac", ["none", "full"])
+@pytest.mark.parametrize(
+    "ac",
+    [pytest.param("none", marks=pytest.mark.everything("10 s; the world with checkpointing stays")), "full"],
+)
 def test_world_of_eight_is_sharded_and_its_hooks_run(ac, no_process_group, monkeypatch):
     traced = set()
     init = Graph.__init__
@@ -185,7 +188,13 @@ def test_world_of_eight_is_sharded_and_its_hooks_run(ac, no_process_group, monke
     )  # FSDP's hook had gathered the parameters before the block was traced
 
 
-@pytest.mark.parametrize("scope", ["model", "model+loss"])
+@pytest.mark.parametrize(
+    "scope",
+    [
+        pytest.param("model", marks=pytest.mark.everything("30 s; model and loss in one region stays")),
+        "model+loss",
+    ],
+)
 def test_a_region_over_all_blocks_is_one_graph_in_a_sharded_world(scope, no_process_group):
     model = build_model(TINY)
     with SkipMode():

@@ -114,6 +114,9 @@ for key, settings in json.loads(sys.argv[1]):
 """
 
 
+@pytest.mark.everything(
+    "40 s; unit/test_target_figures.py judges recorded kernels, and the report of an absent GPU stays"
+)
 def test_examples_yield_their_causes_and_settings_of_remedies_remove_them(warm):
     shown = [cause for cause in CAUSES.values() if "kernels" in cause.seen_by]
     settings = {

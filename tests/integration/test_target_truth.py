@@ -10,6 +10,9 @@ from tests.truth.compare import differences
 from tests.truth.run import run
 
 
+@pytest.mark.everything(
+    "a minute of g++; the comparison itself is in unit/test_target_truth_compare.py, the guard in test_target_native.py"
+)
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler for the real side")
 def test_the_prediction_agrees_with_the_real_run():
     predicted, _ = run("predicted", "smallest")

@@ -48,18 +48,26 @@ def _records(config: TrainConfig) -> list[dict[str, Any]]:
 
 
 BLOCKS = ["model.layers.0", "model.layers.1"]
+_SCOPE = pytest.mark.everything("15 s each; block by block and model with loss stay")
 
 
 @pytest.mark.parametrize(
     ("values", "regions", "viable"),
     [
-        ({"osft": True, "compile_scope": "block+loss"}, [*BLOCKS, "cross_entropy"], True),
+        pytest.param(
+            {"osft": True, "compile_scope": "block+loss"}, [*BLOCKS, "cross_entropy"], True, marks=_SCOPE
+        ),
         (
             {"compile_scope": "block", "dynamic": "auto", "ac": "full", "compile_backend": "eager"},
             BLOCKS,
             False,
         ),
-        ({"compile_scope": "model", "ac": "full", "compile_backend": "eager"}, ["model"], True),
+        pytest.param(
+            {"compile_scope": "model", "ac": "full", "compile_backend": "eager"},
+            ["model"],
+            True,
+            marks=_SCOPE,
+        ),
         ({"compile_scope": "model+loss", "compile_backend": "eager"}, ["step"], True),
     ],
     ids=["block+loss", "block-auto", "model", "model+loss"],

@@ -30,6 +30,8 @@ MODES = {"eager": {}, "compiled": {"compile_model": True, "compile_backend": "ea
 PROGRAMS = [f"{method}-{mode}" for method in METHODS for mode in MODES]
 KILLED = PROGRAMS[-1]
 """The one that is killed in `make test`: what is special of any other is in it."""
+BY_DEFAULT = [PROGRAMS[0], KILLED]
+"""What runs in `make test`: each method and each mode once."""
 TOTAL, EPOCH = 24, 6
 """Steps of a run and of its epochs."""
 EXACT = (
@@ -159,7 +161,16 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
 
 
 @pytest.fixture(scope="module")
-def first(lab: Lab, warm: Warm) -> str:
+def programs(request: pytest.FixtureRequest) -> list[str]:
+    """Those that run in this session."""
+    asked = {
+        item.callspec.params.get("program") for item in request.session.items if hasattr(item, "callspec")
+    }
+    return [program for program in PROGRAMS if program in BY_DEFAULT or program in asked]
+
+
+@pytest.fixture(scope="module")
+def first(lab: Lab, warm: Warm, programs: list[str]) -> str:
     """The uninterrupted runs, the clean stops, a full disk, and what two ranks give to one; returns what was
     printed.
     """
@@ -173,8 +184,8 @@ def first(lab: Lab, warm: Warm) -> str:
         warm,
         lab.directory,
         [
-            *(lab.config(program, f"whole-{program}") for program in PROGRAMS),
-            *(lab.config(program, f"stopped-{program}", signal_at=EPOCH + 2) for program in PROGRAMS),
+            *(lab.config(program, f"whole-{program}") for program in programs),
+            *(lab.config(program, f"stopped-{program}", signal_at=EPOCH + 2) for program in programs),
             lab.config(
                 "full-eager",
                 "full-disk",
@@ -206,7 +217,10 @@ def one(lab: Lab) -> None:
 def killed(lab: Lab, first: str, request: pytest.FixtureRequest) -> dict[str, tuple[int, float]]:
     """Runs killed at a random moment after the first epoch, the same in every session; returns the moments."""
     dice = random.Random(6)
-    programs = PROGRAMS if request.config.option.everything else [KILLED]
+    asked = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
+    programs = [
+        p for p in PROGRAMS if any(a.get("program") == p and "killed" in a.get("how", "") for a in asked)
+    ]
     moments = {program: (dice.randint(EPOCH + 1, EPOCH + 4), dice.uniform(0, 0.1)) for program in programs}
     for program, moment in moments.items():
         lab.kill(program, *moment)
@@ -215,14 +229,19 @@ def killed(lab: Lab, first: str, request: pytest.FixtureRequest) -> dict[str, tu
 
 @pytest.fixture(scope="module")
 def second(
-    lab: Lab, first: str, killed: dict[str, tuple[int, float]], one: None, warm: Warm
+    lab: Lab,
+    first: str,
+    killed: dict[str, tuple[int, float]],
+    one: None,
+    warm: Warm,
+    programs: list[str],
 ) -> dict[str, Any]:
     """Every run is continued in one start. Returns what was printed, and the newest checkpoint that each had
     before, by output directory.
     """
     runs = []
     rarely = {"checkpoint_every": 0, "checkpoint_epochs": False, "checkpoint_best": False}
-    for program in PROGRAMS:
+    for program in programs:
         ends = [("stopped", "border", "whole"), ("killed", "killed_border", "killed")]
         for end, how, source in ends if program in killed else ends[:1]:
             runs.append(lab.config(program, f"{end}-{program}", resume="auto", **rarely))
@@ -235,7 +254,7 @@ def second(
     }
     before["stopped.json"] = {
         program: json.loads((lab.out(f"stopped-{program}") / "stopped.json").read_text())
-        for program in PROGRAMS
+        for program in programs
     }
     still = {"model_name_or_path": str(lab.directory / "still"), "max_steps": 16, "checkpoint_every": 0}
     earlier = str(lab.out("one-osft") / "checkpoints" / "step-00000010")
@@ -246,14 +265,18 @@ def second(
 
 
 SEE = pytest.mark.everything(
-    "each is a start by torchrun; one program is killed in `make test`, all are stopped"
+    "15 s a program, and each kill is a start by torchrun; each method and each mode stays, and one kill"
 )
 
 
 @pytest.mark.parametrize(
     ("program", "how"),
     [
-        pytest.param(program, how, marks=[SEE] if "killed" in how and program != KILLED else [])
+        pytest.param(
+            program,
+            how,
+            marks=[SEE] if program not in BY_DEFAULT or ("killed" in how and program != KILLED) else [],
+        )
         for program in PROGRAMS
         for how in ("stopped", "killed", "border", "killed_border")
     ],
@@ -276,7 +299,10 @@ def test_a_continued_run_is_the_uninterrupted_one_bit_for_bit(
     assert not list((lab.out(f"{how}-{program}") / "checkpoints").glob("*.partial"))
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize(
+    "program",
+    [pytest.param(program, marks=[] if program in BY_DEFAULT else [SEE]) for program in PROGRAMS],
+)
 def test_a_signal_to_one_rank_stops_all_after_the_same_step_with_a_checkpoint(
     lab: Lab, second: dict[str, Any], program: str
 ) -> None:
@@ -289,14 +315,14 @@ def test_a_signal_to_one_rank_stops_all_after_the_same_step_with_a_checkpoint(
 
 
 def test_a_continued_run_compiles_before_its_first_step(
-    second: dict[str, Any], killed: dict[str, Any], lab: Lab
+    second: dict[str, Any], killed: dict[str, Any], lab: Lab, programs: list[str]
 ) -> None:
-    compiled = [program for program in PROGRAMS if program.endswith("-compiled")]
+    compiled = [program for program in programs if program.endswith("-compiled")]
     runs = sum(4 if program in killed else 2 for program in compiled)
     assert second["printed"].count("compiled as before from") == runs
-    for method in METHODS:
-        ours = metrics(lab.out(f"border-{method}-compiled"))
-        assert metrics(lab.out(f"whole-{method}-compiled"))[0]["graphs"] == 1
+    for program in compiled:
+        ours = metrics(lab.out(f"border-{program}"))
+        assert metrics(lab.out(f"whole-{program}"))[0]["graphs"] == 1
         assert [record["graphs"] for record in ours] == [0] * len(ours)
 
 

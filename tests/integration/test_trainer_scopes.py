@@ -38,6 +38,11 @@ def _same(a: list[dict[str, Any]], b: list[dict[str, Any]], rel: float) -> None:
             assert x[key] == pytest.approx(y[key], rel=rel), (key, x["step"])
 
 
+_SCOPE = pytest.mark.everything(
+    "8 s each; both regions apart, the model in one and selective checkpointing stay"
+)
+
+
 @pytest.mark.parametrize(
     ("scope", "graphs", "values"),
     [
@@ -45,8 +50,8 @@ def _same(a: list[dict[str, Any]], b: list[dict[str, Any]], rel: float) -> None:
         ("loss", 1, {}),
         ("block+loss", 2, {"compile_backend": "eager"}),
         ("model", 1, {"compile_backend": "eager"}),
-        ("model+loss", 1, {}),
-        ("block", 1, {"ac": "full"}),
+        pytest.param("model+loss", 1, {}, marks=_SCOPE),
+        pytest.param("block", 1, {"ac": "full"}, marks=_SCOPE),
         ("block", 1, {"ac": "selective"}),
         ("block", 1, {"lora": True, "compile_backend": "eager"}),
         ("block", 1, {"osft": True, "compile_backend": "eager"}),

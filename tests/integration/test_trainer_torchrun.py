@@ -1,4 +1,4 @@
-"""The trainer on two ranks through real torchrun: one start, many claims."""
+"""The trainer on two ranks: one start, many claims; and what torchrun shows of a mistake."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from cftdiag.monitor import is_run
+from tests.warm import Warm
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -64,13 +65,11 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def two(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What the worker found."""
+def two(tiny: Path, tmp_path_factory: pytest.TempPathFactory, warm: Warm) -> dict[str, Any]:
+    """What the worker found on two ranks, with torchrun's variables."""
     out = tmp_path_factory.mktemp("out")
-    done = torchrun(
-        "tests/integration/trainer_worker.py", str(tiny / "tiny"), str(tiny / "data.jsonl"), str(out)
-    )
-    assert done.returncode == 0, done.stderr[-6000:]
+    worker = Path(__file__).with_name("trainer_worker.py")
+    warm.run(worker, str(tiny / "tiny"), str(tiny / "data.jsonl"), str(out), ranks=2, cpu=900)
     return {**json.loads((out / "results.json").read_text()), "out": out}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import signal
 import sys
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cftdiag.cli import check_script
-from cftdiag.cli.options import Layers, Lengths, Setting, check_writable, debug_option, json_file, write_json
+from cftdiag.cli.options import (
+    Layers,
+    Lengths,
+    Setting,
+    State,
+    check_writable,
+    debug_option,
+    json_file,
+    write_json,
+)
 from cftdiag.errors import CheckError, InputError
 from cftdiag.forecast.lengths import OVER_LONG
 from cftdiag.options import (
@@ -263,6 +273,7 @@ def check(
     if not command and asked.data.path is None and (plan_path or plots):
         raise click.UsageError("--plan and --plots come from a forecast; give --data FILE")
     from cftdiag.check import run_check
+    from cftdiag.fix import patch
     from cftdiag.report import status_line, terminal
 
     # a job that is cancelled ends like one that is interrupted: children stopped, scratch files removed
@@ -274,7 +285,8 @@ def check(
             report = run_check(asked, on_progress)
         else:
             report = _check_config(config_path, options, on_progress)
-    data = report.to_dict()
+    data = report.to_dict() | {"asked": _asked()}
+    data["diffs"] = patch.diffs(data)
     # The terminal first: a disk that has filled up meanwhile must not cost the answer.
     if json_path != "-":
         terminal.show(data, quiet=quiet)
@@ -288,6 +300,12 @@ def check(
         for path in save_plots(report.forecast, plots):
             click.echo(f"wrote {path}", err=True)
     return report.exit_code(fail_on)
+
+
+def _asked() -> dict[str, Any]:
+    """How to make this check again."""
+    state = click.get_current_context().ensure_object(State)
+    return {"arguments": list(state.arguments), "directory": os.getcwd()}
 
 
 #: Options that mean the same with --config; all others are in the file.

@@ -15,9 +15,14 @@ from cftdiag.report import stream
 
 @click.command(short_help="What a cause means, an example, the fix.")
 @click.argument("cause", required=False)
+@click.option(
+    "--example",
+    is_flag=True,
+    help="Print the example alone, a file that `cftdiag check --model FILE.py:build` takes.",
+)
 @json_flag
 @debug_option
-def explain(cause: str | None, as_json: bool) -> int:
+def explain(cause: str | None, example: bool, as_json: bool) -> int:
     """Explain CAUSE, a key such as seq_len or tensor.item; without one, list all causes."""
     from cftdiag.diagnose import CAUSES
 
@@ -25,6 +30,9 @@ def explain(cause: str | None, as_json: bool) -> int:
         close = difflib.get_close_matches(cause, CAUSES, n=3, cutoff=0.5)
         hint = f"did you mean {', '.join(close)}?" if close else "run `cftdiag explain` for the list"
         raise click.UsageError(f"unknown cause {cause!r}; {hint}")
+    if example:
+        stream.write(_example(cause))
+        return 0
     if as_json:
         data: Any = (
             [dataclasses.asdict(c) for c in CAUSES.values()]
@@ -40,3 +48,15 @@ def explain(cause: str | None, as_json: bool) -> int:
     else:
         cause_page.show_page(dataclasses.asdict(CAUSES[cause]))
     return 0
+
+
+def _example(cause: str | None) -> str:
+    from cftdiag.diagnose import CAUSES
+
+    if cause is None:
+        raise click.UsageError("--example prints the example of one cause; name it, for example seq_len")
+    if not CAUSES[cause].example:
+        raise click.UsageError(
+            f"{cause} has no example: it takes a GPU, Inductor or several ranks; `cftdiag explain {cause}` tells more"
+        )
+    return CAUSES[cause].example

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import traceback
 from collections.abc import Callable, Sequence
 
@@ -38,7 +39,7 @@ def invoke(
     a user's mistake (``mistakes`` are further types of it), 3 for an unfit machine, an interrupt or a bug.
     Without ``bugs_in_a_line`` a bug is raised: what cannot simply be run again must not hide its traceback.
     """
-    state = State()
+    state = State(arguments=tuple(sys.argv[1:] if args is None else args))
     wrong: tuple[type[Exception], ...] = (InputError, *mistakes)
 
     def fail(message: str, code: int) -> int:

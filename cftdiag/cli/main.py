@@ -21,6 +21,7 @@ VERBS = {
         "Before training: per block, will it capture whole, what will recompile, what to change.",
     ),
     "explain": ("cftdiag.cli.explain", "What a cause means, an example that triggers it, the fix."),
+    "fix": ("cftdiag.cli.fix", "The mechanical remedies of a check as a patch, each proved."),
     "models": ("cftdiag.cli.models", "The catalogue of model configurations that check knows by name."),
     "doctor": ("cftdiag.cli.doctor", "What works on this machine and with this torch."),
     "run": ("cftdiag.cli.run", "Watch an unmodified training script, all its ranks."),

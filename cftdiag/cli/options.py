@@ -23,6 +23,8 @@ class State:
 
     debug: bool = False
     """Show the traceback of an error."""
+    arguments: tuple[str, ...] = ()
+    """What was asked, as on the command line."""
 
 
 def _set_debug(ctx: click.Context, param: click.Parameter, value: bool) -> None:

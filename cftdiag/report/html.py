@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from cftdiag import __version__
-from cftdiag.report import forecast, wording
+from cftdiag.report import advice, forecast, wording
 
 
 def render(data: Mapping[str, Any]) -> str:
@@ -44,7 +44,7 @@ def render(data: Mapping[str, Any]) -> str:
             for c in compiles
         ],
         findings=[_finding(finding) for finding in data["findings"]],
-        changes_first=wording.changes_first(data),
+        changes_first=advice.advice(data),
         forecast=forecast.shown(data),
         step_columns=forecast.STEP_COLUMNS,
         regimes=forecast.REGIMES,
@@ -93,7 +93,7 @@ def _finding(finding: Mapping[str, Any]) -> dict[str, Any]:
         "remedies": [
             {
                 "summary": str(r.get("summary")),
-                "mark": wording.remedy_mark(r),
+                "mark": advice.mark(r, str(finding.get("kind"))),
                 "verified": r.get("verified"),
                 "unsafe": bool(r.get("unsafe")),
             }

@@ -8,7 +8,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from cftdiag.findings import covers
-from cftdiag.report import wording
+from cftdiag.report import advice, wording
 
 #: Control characters that XML 1.0 cannot hold, in a guard or an evidence text for example.
 _INVALID = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")
@@ -94,7 +94,10 @@ def _text(finding: Mapping[str, Any]) -> str:
         lines.append(f"why: {finding['explanation']}")
     if finding.get("guard"):
         lines.append(f"guard: {finding['guard']}")
-    lines += [f"fix: {r.get('summary')} ({wording.remedy_mark(r)})" for r in finding.get("remedies") or []]
+    lines += [
+        f"fix: {r.get('summary')} ({advice.mark(r, str(finding.get('kind')))})"
+        for r in finding.get("remedies") or []
+    ]
     return "\n".join(lines)
 
 

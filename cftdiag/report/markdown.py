@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from cftdiag.report import forecast, wording
+from cftdiag.report import advice, forecast, wording
 
 #: Rows of the table of compiles; the JSON holds all.
 MAX_COMPILES = 16
@@ -21,8 +21,8 @@ def render(data: Mapping[str, Any]) -> str:
         _plain(facts),
         _list(notes),
     ]
-    parts += [*_blocks(data), *_compiles(data), *_forecast(data), *_findings(data)]
-    parts += [*_change_first(data), *_undetermined(data)]
+    parts += [*_change_first(data), *_blocks(data), *_compiles(data), *_forecast(data), *_findings(data)]
+    parts += _undetermined(data)
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -96,7 +96,7 @@ def _findings(data: Mapping[str, Any]) -> list[str]:
             parts.append("What to do:")
             parts.append(
                 "\n".join(
-                    f"{i}. {_plain(str(r.get('summary')))} ({_plain(wording.remedy_mark(r))})"
+                    f"{i}. {_plain(str(r.get('summary')))} ({_plain(advice.mark(r, str(finding.get('kind'))))})"
                     for i, r in enumerate(remedies, 1)
                 )
             )
@@ -104,11 +104,19 @@ def _findings(data: Mapping[str, Any]) -> list[str]:
 
 
 def _change_first(data: Mapping[str, Any]) -> list[str]:
-    rows = [
-        f"{i}. {_code(edit)} ({_plain(moved)})"
-        for i, (edit, moved) in enumerate(wording.changes_first(data), 1)
-    ]
-    return ["## Change first", "Proved together, in this order:", "\n".join(rows)] if rows else []
+    rows = advice.advice(data)
+    if not rows:
+        return []
+    parts = []
+    for i, row in enumerate(rows, 1):
+        line = f"{i}. {_code(row.text) if row.proved else _plain(row.text)} ({_plain(row.mark)})"
+        if row.where:
+            line += f" at {_code(row.where)}"
+        if row.diff:
+            fence = "`" * (2 + max(3, *(line.count("`") for line in row.diff)))
+            line += "\n\n" + "\n".join(f"   {text}" for text in (f"{fence}diff", *row.diff, fence))
+        parts.append(line)
+    return ["## Change first", "\n".join(parts)]
 
 
 def _undetermined(data: Mapping[str, Any]) -> list[str]:

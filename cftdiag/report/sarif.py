@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cftdiag import __version__
-from cftdiag.report import wording
+from cftdiag.report import advice, wording
 
 _LEVELS = {"error": "error", "warning": "warning", "info": "note"}
 _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
@@ -60,7 +60,7 @@ def _result(finding: Mapping[str, Any], index: int) -> dict[str, Any]:
         message.append(f"Met {reach}.")
     remedy = wording.best_remedy(finding)
     if remedy is not None:
-        message.append(f"Fix: {remedy.get('summary')} ({wording.remedy_mark(remedy)})")
+        message.append(f"Fix: {remedy.get('summary')} ({advice.mark(remedy, str(finding.get('kind')))})")
     place = finding.get("where") or {}
     result: dict[str, Any] = {
         "ruleId": _rule_id(finding),

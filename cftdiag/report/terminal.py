@@ -8,7 +8,7 @@ from typing import Any, TextIO
 from rich.console import Console
 from rich.text import Text
 
-from cftdiag.report import forecast, wording
+from cftdiag.report import advice, forecast, wording
 from cftdiag.report.console import console_for, print_line, print_prose, table_lines
 
 #: Rows of a list that are shown; the JSON holds all.
@@ -35,12 +35,13 @@ def show(
         _compiles(console, data)
         forecast.show(console, data)
         _findings(console, data)
-        _change_first(console, data)
         _undetermined(console, data)
         print_line(console)
         for note in wording.passes_not_run(data):
             print_prose(console, note, style="dim")
     print_line(console, Text(wording.verdict_line(data), style=_VERDICT_STYLES.get(data["verdict"], "bold")))
+    if not quiet:
+        _change_first(console, data)
 
 
 def _title(console: Console, text: str) -> None:
@@ -118,14 +119,11 @@ def _finding(console: Console, finding: Mapping[str, Any]) -> None:
         )
     remedy = wording.best_remedy(finding)
     if remedy is not None:
-        print_prose(
-            console,
-            f"{remedy.get('summary')} [{wording.remedy_mark(remedy)}]",
-            indent=4,
-            label="fix    ",
-            style="green",
-        )
-    others = len(finding.get("remedies") or []) - 1
+        _remedy(console, finding, remedy, "fix    ")
+    shown = advice.other_verified(finding)
+    for other in shown:
+        _remedy(console, finding, other, "or     ")
+    others = len(finding.get("remedies") or []) - (remedy is not None) - len(shown)
     more = f"{wording.plural(others, 'other remedy').replace('remedys', 'remedies')}: " if others > 0 else ""
     print_line(
         console,
@@ -133,13 +131,45 @@ def _finding(console: Console, finding: Mapping[str, Any]) -> None:
     )
 
 
+def _remedy(console: Console, finding: Mapping[str, Any], remedy: Mapping[str, Any], label: str) -> None:
+    """A remedy with what is known of it, and the edit where there is one."""
+    known = advice.mark(remedy, str(finding.get("kind")))
+    style = "" if remedy.get("verified") is False else "green"
+    print_prose(console, f"{remedy.get('summary')} [{known}]", indent=4, label=label, style=style)
+    edit = advice.edit_of(remedy)
+    if edit:
+        print_line(
+            console,
+            Text("    ").append("edit   ", style="dim").append(edit),
+        )
+
+
 def _change_first(console: Console, data: Mapping[str, Any]) -> None:
-    rows = wording.changes_first(data)
+    rows = advice.advice(data)
     if not rows:
         return
-    _title(console, "Change first (proved together)")
-    for i, (edit, moved) in enumerate(rows, 1):
-        print_prose(console, f"{edit} [{moved}]", indent=2, label=f"{i}. ", style="green")
+    together = len(data.get("change_first") or ())
+    _title(console, "Change first" + (" (proved together)" if together > 1 else ""))
+    for i, row in enumerate(rows[: advice.MOST], 1):
+        label = f"{i}. "
+        print_prose(
+            console, f"{row.text} [{row.mark}]", indent=2, label=label, style="green" if row.proved else ""
+        )
+        if row.where:
+            print_line(console, Text(" " * (2 + len(label))).append("at  ", style="dim").append(row.where))
+        for line in row.diff:
+            style = {"-": "red", "+": "green"}.get(line[:1], "dim")
+            print_line(console, Text(" " * (2 + len(label))).append(line, style=style))
+    if len(rows) > advice.MOST:
+        print_line(console, Text(f"  ... {len(rows) - advice.MOST} more under Findings", style="dim"))
+    if any(row.diff for row in rows):
+        print_line(
+            console,
+            Text(
+                "  save the check with --json CHECK.json; cftdiag fix CHECK.json writes this as a patch",
+                style="dim",
+            ),
+        )
 
 
 def _undetermined(console: Console, data: Mapping[str, Any]) -> None:

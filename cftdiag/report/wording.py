@@ -155,38 +155,6 @@ def where(finding: Mapping[str, Any]) -> str | None:
     return f"{text}: {place['code']}" if place.get("code") else text
 
 
-def remedy_mark(remedy: Mapping[str, Any]) -> str:
-    """What is known of a remedy: ``verified: recompiles 3 -> 0``, ``does not help``, ``not verified``, with
-    ``unsafe`` where it is.
-    """
-    verified = remedy.get("verified")
-    if remedy.get("applicability") == "diagnosis":
-        return "to learn more, no fix"
-    if verified is None:
-        mark = "not verified" if remedy.get("change") else "by hand"
-    else:
-        mark = "verified" if verified else "tried, does not help"
-        before, after = remedy.get("before") or {}, remedy.get("after") or {}
-        moved = [
-            f"{key.replace('_', ' ')} {before[key]} -> {after[key]}"
-            for key in before
-            if key in after and before[key] != after[key]
-        ]
-        if moved:
-            mark += f": {', '.join(moved)}"
-    return f"{mark}, unsafe" if remedy.get("unsafe") else mark
-
-
-def changes_first(data: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """(what to write, what it does) of the edits that were proved together, the best first."""
-    rows = []
-    for change in data.get("change_first") or ():
-        before, after = change["before"], change["after"]
-        moved = [f"{key} {before[key]} -> {after[key]}" for key in before if before[key] != after.get(key)]
-        rows.append(("; ".join(str(change["edit"]).splitlines()), ", ".join(moved)))
-    return rows
-
-
 def best_remedy(finding: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """The remedy to show first: the first one that was not tried in vain; never a step of diagnosis."""
     remedies = [r for r in finding.get("remedies") or [] if r.get("applicability") != "diagnosis"]
@@ -201,6 +169,19 @@ def depth_words(data: Mapping[str, Any]) -> str:
     if depth in ("trace", "joint"):
         return f"depth {depth} (without Inductor's guards)"
     return f"depth {depth}"
+
+
+def unseen(data: Mapping[str, Any]) -> str:
+    """``--target h200 adds Inductor's guards``: what this depth cannot see, and the option that does; empty where
+    the depth sees all that a check can.
+    """
+    if data.get("target") or data.get("verdict") == "error" or not data.get("compiles"):
+        return ""
+    adds = {
+        "trace": "--depth joint adds the backward graphs, --target h200 Inductor's guards and kernels",
+        "joint": "--target h200 adds Inductor's guards and kernels",
+    }
+    return adds.get(str(data.get("depth")), "")
 
 
 def verdict_words(data: Mapping[str, Any]) -> str:
@@ -243,9 +224,10 @@ def cost(data: Mapping[str, Any]) -> str:
 
 def verdict_line(data: Mapping[str, Any]) -> str:
     """The one line that ``-q`` prints."""
-    spent = cost(data)
+    spent, more = cost(data), unseen(data)
     line = f"{verdict_words(data)}: {verdict_facts(data)}"
-    return f"{line} [{spent}]" if spent else line
+    line = f"{line} [{spent}]" if spent else line
+    return f"{line}; {more}" if more else line
 
 
 def headline(data: Mapping[str, Any]) -> tuple[str, str]:

@@ -126,7 +126,13 @@ def test_an_interrupt_is_one_line_and_no_conclusion(
 def test_json_to_stdout_is_json_alone(asked: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["check", "--model", "m", "--json", "-"]) == 0
     captured = capsys.readouterr()
-    assert json.loads(captured.out) == viable()
+    data = json.loads(captured.out)
+    assert data.pop("asked") == {
+        "arguments": ["check", "--model", "m", "--json", "-"],
+        "directory": str(Path.cwd()),
+    }
+    assert data.pop("diffs") == {}
+    assert data == viable()
     assert captured.err == ""
 
 
@@ -135,7 +141,7 @@ def test_json_to_a_file_comes_beside_the_report(
 ) -> None:
     target = tmp_path / "check.json"
     assert run(["check", "--model", "m", "--json", str(target)]) == 0
-    assert json.loads(target.read_text()) == viable()
+    assert json.loads(target.read_text()).items() >= viable().items()
     shown = capsys.readouterr().out
     assert run(["report", str(target)]) == 0
     assert capsys.readouterr().out == shown

@@ -38,3 +38,18 @@ def test_an_unknown_cause_gets_the_closest(capsys: pytest.CaptureFixture[str]) -
     err = capsys.readouterr().err
     assert "seq_len" in err
     assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("key", sorted(key for key, cause in CAUSES.items() if cause.example))
+def test_an_example_alone_is_a_file_to_check(key: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["explain", key, "--example"]) == 0
+    out = capsys.readouterr().out
+    assert out == CAUSES[key].example
+    compile(out, "file.py", "exec")
+
+
+def test_an_example_that_there_is_not_is_said_so(capsys: pytest.CaptureFixture[str]) -> None:
+    without = next(key for key, cause in CAUSES.items() if not cause.example)
+    for args in (["explain", "--example"], ["explain", without, "--example"]):
+        assert run(args) == 2
+        assert len(capsys.readouterr().err.splitlines()) == 1

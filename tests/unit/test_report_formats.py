@@ -13,7 +13,7 @@ import pytest
 from check_samples import forecasted, no_conclusion, not_viable, recompiles, viable
 
 from cftdiag.cli.main import run
-from cftdiag.report import html, junit, markdown, sarif, terminal, wording
+from cftdiag.report import advice, html, junit, markdown, sarif, terminal, wording
 
 ALL = [viable, recompiles, not_viable, no_conclusion]
 HOSTILE = "<script>alert('&')</script> a|b `c` __d__ \x00\x1b"
@@ -239,13 +239,13 @@ def test_what_to_change_first_is_shown_everywhere() -> None:
     edit = "block.compile(dynamic=True); torch._dynamo.mark_dynamic(x, 1)"
     assert (
         "Change first (proved together)\n"
-        "  1. torch._inductor.config.triton.mix_order_reduction = False [compiles 4 -> 2, findings 2 -> 1]\n"
-        f"  2. {edit} [compiles 2 -> 1]\n"
+        "  1. torch._inductor.config.triton.mix_order_reduction = False [compiles 4 -> 2, findings 2 -> 1; proved]\n"
+        f"  2. {edit} [compiles 2 -> 1; proved]\n"
     ) in out.getvalue()
     page = markdown.render(data)
-    assert f"2. `{edit}` (compiles 2 -> 1)" in page and "## Change first" in page
+    assert f"2. `{edit}` (compiles 2 -> 1; proved)" in page and "## Change first" in page
     assert "<h2>Change first</h2>" in html.render(data) and edit in html.render(data)
-    assert "Change first" not in markdown.render(recompiles()) + html.render(recompiles())
+    assert "Change first" not in markdown.render(viable()) + html.render(viable())
 
 
 def test_a_step_of_diagnosis_is_never_shown_as_the_fix() -> None:
@@ -253,4 +253,4 @@ def test_a_step_of_diagnosis_is_never_shown_as_the_fix() -> None:
     words = {"summary": "drop the hook", "applicability": "by_hand", "verified": None}
     assert wording.best_remedy({"remedies": [learn, words]}) is words
     assert wording.best_remedy({"remedies": [learn]}) is None
-    assert wording.remedy_mark(learn) == "to learn more, no fix"
+    assert advice.mark(learn) == "to learn more, no fix"

@@ -21,7 +21,11 @@ def _shown(data: dict, **options: object) -> str:
     return out.getvalue()
 
 
-VIABLE = """\
+#: What depth joint cannot see.
+MORE = "; --target h200 adds Inductor's guards and kernels"
+
+VIABLE = (
+    """\
 Qwen3-4B  Qwen3ForCausalLM, 4.02 B parameters, no weights
   attention sdpa, bfloat16, scope block, batch 1, lengths 512 640 777 1024
   compiled with fullgraph=True, dynamic=True
@@ -35,8 +39,10 @@ Compiles
   0/0  model.layers.0     1     512      3.2  first
 
 no collect pass: every block was captured whole
-viable at depth joint (without Inductor's guards): 36 of 36 blocks fullgraph, 1 compile [15.2 s, peak 0.66 GB]
-"""
+viable at depth joint (without Inductor's guards): 36 of 36 blocks fullgraph, 1 compile [15.2 s, peak 0.66 GB]"""
+    + MORE
+    + "\n"
+)
 
 
 def test_viable() -> None:
@@ -57,6 +63,7 @@ Findings
     why    The graph was compiled for one length.
     guard  tensor 'x' size mismatch at index 1. expected 512, actual 640
     fix    compile with dynamic=True [verified: recompiles 2 -> 0]
+    edit   block.compile(dynamic=True)
     more   1 other remedy: cftdiag explain seq_len
 
 Undetermined
@@ -80,15 +87,18 @@ def test_findings_say_where_why_and_fix() -> None:
     [
         (
             viable(),
-            "viable at depth joint (without Inductor's guards): 36 of 36 blocks fullgraph, 1 compile [15.2 s, peak 0.66 GB]",
+            "viable at depth joint (without Inductor's guards): 36 of 36 blocks fullgraph, 1 compile [15.2 s, peak 0.66 GB]"
+            + MORE,
         ),
         (
             recompiles(),
-            "viable with recompiles at depth joint (without Inductor's guards): 2 of 2 blocks fullgraph, 1 compile, 1 warning [15.2 s, peak 0.66 GB]",
+            "viable with recompiles at depth joint (without Inductor's guards): 2 of 2 blocks fullgraph, 1 compile, 1 warning [15.2 s, peak 0.66 GB]"
+            + MORE,
         ),
         (
             not_viable(),
-            "not viable at depth joint (without Inductor's guards): 0 of 36 blocks fullgraph, 20 compiles, 1 error, 1 warning [15.2 s, peak 0.66 GB]",
+            "not viable at depth joint (without Inductor's guards): 0 of 36 blocks fullgraph, 20 compiles, 1 error, 1 warning [15.2 s, peak 0.66 GB]"
+            + MORE,
         ),
         (
             no_conclusion(),
@@ -114,6 +124,39 @@ def test_piped_output_has_no_escapes_and_cuts_no_line() -> None:
     text = _shown(data)
     assert "\x1b" not in text
     assert "x" * 500 in text
+
+
+def test_the_last_lines_say_what_to_change_first() -> None:
+    data = not_viable()
+    second = data["findings"][1]
+    second["remedies"] = (
+        *second["remedies"],
+        {"summary": "pass the boundaries", "change": {"flash_varlen": True}, "edit": "--flash-varlen", "verified": True,
+         "before": {"count": 2}, "after": {"count": 0}}
+    )  # fmt: skip
+    text = _shown(data, width=120)
+    assert "    or     pass the boundaries [verified: recompiles 2 -> 0]\n    edit   --flash-varlen\n" in text
+    assert text.endswith(
+        "\nChange first\n"
+        "  1. decide it on the host and pass a bool [by hand, not proved]\n"
+        "     at  /home/me/train/model.py:41 in forward: if mask.all():\n"
+        "  2. block.compile(dynamic=True) [recompiles 2 -> 0; proved]\n"
+    )
+    data["change_first"] = [{"edit": "--flash-varlen", "before": {"compiles": 11}, "after": {"compiles": 1}}]
+    data["diffs"] = {
+        "--flash-varlen": "--- a/t.py\n+++ b/t.py\n@@ -1,2 +1,2 @@\n import torch\n-old()\n+new()\n"
+    }
+    assert (
+        "  1. --flash-varlen [recompiles 2 -> 0, compiles 11 -> 1; proved]\n"
+        "     +++ b/t.py\n     @@ -1,2 +1,2 @@\n     -old()\n     +new()\n"
+        "  2. decide it on the host"
+    ) in _shown(data, width=120)
+
+
+def test_a_depth_says_what_it_cannot_see() -> None:
+    assert wording.unseen({**viable(), "depth": "trace"}).startswith("--depth joint adds")
+    assert wording.unseen({**viable(), "depth": "codegen", "target": "h200"}) == ""
+    assert wording.unseen(no_conclusion()) == ""
 
 
 class _Terminal(io.StringIO):

@@ -12,8 +12,8 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 
 from cftdiag.error_text import shorten
-from cftdiag.rehearse import confine, file_calls, trackers
-from cftdiag.rehearse.import_hooks import after_import
+from cftdiag.rehearse import confine, file_calls, native_files, trackers
+from cftdiag.rehearse.import_hooks import after_import, expect
 from cftdiag.rehearse.overlay import Overlay
 from cftdiag.rehearse.settings import FILES, Fault, Outcome, Rehearsal
 
@@ -35,9 +35,13 @@ def begin() -> None:
     os.makedirs(overlay.root, exist_ok=True)
     file_calls.install(overlay)
     trackers.install(overlay)
+    native_files.install(overlay)
     if _is_launcher():
         return
     process = _Process(settings)
+    # these import torch in their middle, and are hooked into then
+    expect("transformers.configuration_utils", "transformers.modeling_utils", "transformers.trainer")
+    expect("safetensors.torch")
     after_import("torch", process.torch_imported)
 
 

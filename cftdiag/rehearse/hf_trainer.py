@@ -46,7 +46,15 @@ def _extend(settings: Rehearsal, compiled: Compiled, module: ModuleType) -> None
 
     @functools.wraps(real_loop)
     def evaluation_loop(self: Any, dataloader: Any, *args: Any, **kwargs: Any) -> Any:
-        return real_loop(self, _Few(dataloader), *args, **kwargs)
+        before, compiled.evaluated = compiled.evaluated, False
+        try:
+            return real_loop(self, _Few(dataloader), *args, **kwargs)
+        finally:
+            if not compiled.evaluated and not before:
+                compiled.note(
+                    "the evaluation met no compiled module: Trainer evaluates the model that it was given, eager"
+                )
+            compiled.evaluated = True
 
     trainer.__init__ = initialise
     trainer.evaluation_loop = evaluation_loop

@@ -17,11 +17,22 @@ _WAITING: dict[str, list[Callable[[ModuleType], None]]] = {}
 
 
 def after_import(name: str, callback: Callable[[ModuleType], None]) -> None:
-    """Call ``callback(module)`` when ``name`` has been imported; at once where it has been already."""
-    if name in sys.modules:
+    """Call ``callback(module)`` when ``name`` has been imported; at once where it has been already.
+
+    A module that is being imported right now must have been expected: its own loader is at work already.
+    """
+    if name in sys.modules and name not in _WAITING:
         callback(sys.modules[name])
         return
-    _WAITING.setdefault(name, []).append(callback)
+    expect(name)
+    _WAITING[name].append(callback)
+
+
+def expect(*names: str) -> None:
+    """Notice the imports of these modules, so that `after_import` can be asked while one is under way."""
+    for name in names:
+        if name not in sys.modules:
+            _WAITING.setdefault(name, [])
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())  # type: ignore[arg-type]
 

@@ -6,14 +6,18 @@ Every program compiles with aot_eager or eager, takes a handful of steps and pri
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import sys
 import time
 
-import torch
-import torch.distributed as dist
-from torch import nn
+# as datasets and transformers do: they ask whether there is a torch before anybody imports it
+assert importlib.util.find_spec("torch") is not None
+
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+from torch import nn  # noqa: E402
 
 torch.set_num_threads(1)
 

@@ -158,3 +158,28 @@ def test_outcome_survives_the_file(tmp_path: Path) -> None:
     assert Outcome.read(tmp_path / "outcome.json") == outcome
     (tmp_path / "outcome.json").write_text('{"torch": ')
     assert Outcome.read(tmp_path / "outcome.json") is None
+
+
+def test_native_readers_and_writers_see_the_same_files(tmp_path: Path) -> None:
+    found = guarded(
+        tmp_path,
+        """
+        from cftdiag.rehearse import native_files
+        native_files.install(overlay)
+        import pyarrow, pyarrow.parquet, tokenizers
+        from tokenizers import models
+        os.makedirs("out")
+        tokenizers.Tokenizer(models.WordLevel({"a": 0}, unk_token="a")).save("out/tokenizer.json", pretty=True)
+        pyarrow.parquet.write_table(pyarrow.table({"x": [1, 2]}), "out/rows.parquet")
+        open("raw", "wb").write(b"bytes")
+        found = [
+            tokenizers.Tokenizer.from_file("out/tokenizer.json").get_vocab_size(),
+            pyarrow.parquet.read_table("out/rows.parquet")["x"].to_pylist(),
+            pyarrow.memory_map("raw").read().decode(),
+            sorted(os.listdir("out")),
+        ]
+        """,
+        confine=True,
+    )
+    assert found == [1, [1, 2], "bytes", ["rows.parquet", "tokenizer.json"]]
+    assert tree(tmp_path / "work") == {}

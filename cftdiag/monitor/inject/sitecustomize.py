@@ -72,6 +72,8 @@ def _watch_imports():
         except Exception as error:  # noqa: BLE001 - the script must run as if it were not watched
             print(f"cftdiag: this process is not watched ({type(error).__name__}: {error})", file=sys.stderr)
 
+    left = {"torch", "torch._dynamo"}
+
     class Loader(importlib.abc.Loader):
         def __init__(self, inner, name):
             self._inner = inner
@@ -87,16 +89,15 @@ def _watch_imports():
             # The module must not keep this wrapper: resources and reloads ask the loader that is in its spec.
             module.__spec__.loader = module.__loader__ = self._inner
             self._inner.exec_module(module)
-            imported(self._name)
+            if self._name in left:
+                left.remove(self._name)
+                imported(self._name)
 
     class Finder(importlib.abc.MetaPathFinder):
-        def __init__(self):
-            self._left = {"torch", "torch._dynamo"}
-
         def find_spec(self, name, path=None, target=None):
-            if name not in self._left:
+            # asked for without an import too: by whoever wants to know whether there is a torch
+            if name not in left:
                 return None
-            self._left.discard(name)
             for finder in sys.meta_path:
                 if finder is self or not hasattr(finder, "find_spec"):
                     continue

@@ -10,7 +10,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv check test test-all lint format bench catalogue truth gpu notebooks docs doctor clean
+.PHONY: help venv check test test-all lint format bench catalogue truth faults gpu notebooks docs doctor clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -54,6 +54,10 @@ catalogue: $(STAMP)  ## check every model of the catalogue under three attention
 
 truth: $(STAMP)  ## hold predictions of --target cpu against real runs with Inductor and g++: half an hour
 	$(BIN)/python -m tests.truth $(TRUTH_ARGS)
+
+SEED ?= 0
+faults: $(STAMP)  ## 200 faults at random places of real models, judged by torch's own log: SEED=n, FAULTS_ARGS="--only I"
+	$(BIN)/python -m tests.faults --seed $(SEED) $(FAULTS_ARGS)
 
 # A GPU machine has its own torch and perhaps no network: PYTHON=python3 runs with that one, and nothing is installed.
 GPU_PYTHON := $(if $(filter file,$(origin PYTHON)),$(or $(wildcard $(BIN)/python),$(PYTHON)),$(PYTHON))

@@ -1,0 +1,224 @@
+"""Hold what a check says against torch's own log. Pure: dictionaries in, sentences out."""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.faults.fault import Fault
+from tests.faults.program import Placed, Program
+
+WARNED = ("warning", "error")
+_OTHER_CLASS = re.compile(r"___check_(obj|type)_id|__code__")
+"""A block of a class of its own beside others runs through one wrapper of transformers: torch logs one recompile, of
+the identity of a class or code object, when the second class is first called."""
+_OTHER_CLASS_CAUSES = (
+    "shared_code_object",
+    "helper_class_identity",
+    "per_layer_attr",
+    "object_identity",
+    "closure_identity",
+)
+_RESUMED = re.compile(r"Recompiling function torch_dynamo_resume_in.*___stack", re.DOTALL)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Expected:
+    """What a check has to say of one fault, as torch's log has it. ``lines`` is None where torch names no line."""
+
+    injector: str
+    kinds: tuple[str, ...]
+    causes: tuple[str, ...]
+    lines: frozenset[tuple[str, int]] | None
+    blocks: frozenset[str]
+    held_by: frozenset[str]
+    steps: frozenset[int]
+    advice: str
+    log: str
+
+    def show(self) -> str:
+        where = (
+            "any line of the program"
+            if self.lines is None
+            else ", ".join(f"{Path(f).name}:{n}" for f, n in sorted(self.lines))
+        )
+        return (
+            f"{'/'.join(self.kinds)} {'/'.join(self.causes)} at {where} in {', '.join(sorted(self.blocks))}, "
+            f"steps {sorted(self.steps)}"
+        )
+
+
+class NotConfirmed(Exception):
+    """Torch's log does not show the fault that was drawn, or shows something beside it."""
+
+
+def expected(program: Program, truth: Mapping[str, Any]) -> list[Expected]:
+    """What is to be found in a program, by torch's log of it. Raises :class:`NotConfirmed`."""
+    if truth.get("broken"):
+        raise NotConfirmed(f"the program does not come up: {truth['error']}")
+    told: list[list[Mapping[str, Any]]] = [[] for _ in program.placed]
+    for event in truth["events"]:
+        owners = [n for n, placed in enumerate(program.placed) if _is_of(event, placed)]
+        for n in owners:
+            told[n].append(event)
+        beside = any(event["kind"] == kind for p in program.placed for kind, _ in p.fault.also)
+        follows = bool(_RESUMED.search(event["text"])) and any(
+            p.fault.kind == "graph_break" for p in program.placed
+        )
+        special = (
+            event["kind"] == "recompile" and _special(program) and bool(_OTHER_CLASS.search(event["text"]))
+        )
+        if not owners and not beside and not follows and not special:
+            raise NotConfirmed(f"beside the fault: {event['kind']}: {event['text'][:600]}")
+    return [_expect(placed, events) for placed, events in zip(program.placed, told, strict=True)]
+
+
+def _special(program: Program) -> bool:
+    return any(c.chosen is not None for c in program.drawn.choices)
+
+
+def _is_of(event: Mapping[str, Any], placed: Placed) -> bool:
+    fault = placed.fault
+    if event["kind"] == "limit_hit":
+        return fault.kind in ("recompile", "limit_hit")
+    kinds = {fault.kind} if fault.kind != "limit_hit" else {"recompile"}
+    if event["kind"] not in kinds or not re.search(fault.log, event["text"], re.DOTALL):
+        return False
+    return fault.lines != "log" or bool(_own(event, placed.lines))
+
+
+def _own(event: Mapping[str, Any], lines: Mapping[str, Sequence[int]]) -> set[tuple[str, int]]:
+    return {(file, line) for file, line in event["places"] if line in lines.get(file, ())}
+
+
+def _expect(placed: Placed, events: Sequence[Mapping[str, Any]]) -> Expected:
+    fault = placed.fault
+    if not events:
+        raise NotConfirmed(f"torch's log does not show {placed.injector}")
+    limit = any(e["kind"] == "limit_hit" for e in events)
+    if (fault.kind == "limit_hit") != limit and fault.kind in ("limit_hit", "recompile"):
+        raise NotConfirmed(
+            f"{placed.injector} is {fault.kind}, and torch's log has {'a' if limit else 'no'} limit hit"
+        )
+    lines: frozenset[tuple[str, int]] | None = None
+    if fault.lines == "log":
+        lines = frozenset(place for e in events for place in _own(e, placed.lines))
+    elif fault.lines == "here":
+        lines = frozenset((file, line) for file, numbers in placed.here.items() for line in numbers)
+    own = [e for e in events if e["kind"] != "limit_hit"] or events
+    return Expected(
+        injector=placed.injector,
+        kinds=("recompile", "limit_hit") if limit else (fault.kind,),
+        causes=fault.causes,
+        lines=lines,
+        blocks=frozenset(e["block"] for e in own if e["block"]),
+        held_by=frozenset(placed.blocks),
+        steps=frozenset(e["step"] for e in own),
+        advice=fault.advice,
+        log="\n".join(e["text"] for e in own[:2])[:1500],
+    )
+
+
+def compare(
+    report: Mapping[str, Any], wanted: Sequence[Expected], program: Program, mended: Mapping[str, bool]
+) -> list[str]:
+    """What is wrong with a report, in sentences; empty when it is right. ``mended`` says of each injector whether its
+    remedy, carried out by hand, ended the fault in torch's log.
+    """
+    wrong: list[str] = []
+    warned = [f for f in report["findings"] if f["severity"] in WARNED]
+    left = list(warned)
+    for want in wanted:
+        own = [f for f in report["findings"] if f["kind"] in want.kinds and f["cause"] in want.causes]
+        own = [f for f in own if _placed_right(f, want)] or own
+        for finding in own:
+            if finding in left:
+                left.remove(finding)
+        if not own:
+            wrong.append(f"missing: {want.show()}")
+            continue
+        if "limit_hit" in want.kinds and not any(f["kind"] == "limit_hit" for f in own):
+            wrong.append(f"{want.injector}: the limit is not told")
+        wrong += [f"{want.injector}: {w}" for w in _differences(own, want, program)]
+        wrong += [f"{want.injector}: {w}" for w in _remedy(own, want, mended.get(want.injector, False))]
+    allowed = {pair for placed in program.placed for pair in placed.fault.also}
+    if _special(program):
+        allowed |= {("recompile", cause) for cause in _OTHER_CLASS_CAUSES}
+    wrong += [f"beside: {show(f)}" for f in left if (f["kind"], f["cause"]) not in allowed]
+    return wrong
+
+
+def _placed_right(finding: Mapping[str, Any], want: Expected) -> bool:
+    place = (finding["where"]["file"], finding["where"]["line"])
+    return want.lines is None or place in want.lines
+
+
+def _differences(own: Sequence[Mapping[str, Any]], want: Expected, program: Program) -> Iterable[str]:
+    folder = str(program.path.parent)
+    for finding in own:
+        where = finding["where"]
+        if want.lines is None:
+            if not (where["file"] or "").startswith(folder):
+                yield f"placed outside of the program: {where['file']}:{where['line']}"
+        elif not _placed_right(finding, want):
+            yield f"placed at {_short(where['file'])}:{where['line']}, not {want.show()}"
+    blocks = {
+        name
+        for f in own
+        for glob in f["blocks"]
+        for name in program.all_blocks
+        if fnmatch.fnmatch(name, glob)
+    }
+    if not want.blocks <= blocks:
+        yield f"blocks {sorted(blocks)}; torch's log has {sorted(want.blocks)}"
+    elif not blocks <= want.held_by | want.blocks:
+        yield f"blocks {sorted(blocks)}; the fault is in {sorted(want.held_by)}"
+    steps = {step for f in own for step in f["steps"] or ()}
+    if (
+        want.kinds[0] in ("recompile", "limit_hit")
+        and steps != want.steps
+        or not steps & want.steps
+        and steps
+    ):
+        yield f"steps {sorted(steps)}; torch's log has {sorted(want.steps)}"
+
+
+def _remedy(own: Sequence[Mapping[str, Any]], want: Expected, mended: bool) -> Iterable[str]:
+    """A remedy works when the check has proved it, or when a person who follows it ends the fault."""
+    remedies = [r for f in own for r in f["remedies"] if r["applicability"] != "diagnosis"]
+    if any(r["verified"] for r in remedies):
+        return
+    if not want.advice:
+        yield f"no proved remedy among {[r['summary'] for r in remedies]}"
+    elif not any(re.search(want.advice, r["summary"], re.IGNORECASE) for r in remedies):
+        yield f"no remedy says {want.advice!r}: {[r['summary'] for r in remedies]}"
+    elif not mended:
+        yield f"the remedy {want.advice!r}, carried out by hand, does not end the fault in torch's log"
+
+
+def show(finding: Mapping[str, Any]) -> str:
+    """A finding in a line."""
+    where = finding["where"]
+    return (
+        f"{finding['severity']} {finding['kind']} {finding['cause']} at {_short(where['file'])}:{where['line']} "
+        f"in {', '.join(finding['blocks'])}, steps {finding['steps']}: {finding['explanation']}"
+    )
+
+
+def _short(file: str | None) -> str:
+    return "/".join(Path(file).parts[-2:]) if file else "?"
+
+
+def mends(fault: Fault, truth: Mapping[str, Any]) -> bool:
+    """True when torch's log of the mended program no longer has the fault."""
+    if truth.get("broken") or (truth["error"] and fault.kind != "error"):
+        return False
+    kinds = {fault.kind, "recompile"} if fault.kind == "limit_hit" else {fault.kind}
+    return (
+        not any(e["kind"] in kinds and re.search(fault.log, e["text"], re.DOTALL) for e in truth["events"])
+        and not truth["error"]
+    )

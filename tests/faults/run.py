@@ -1,0 +1,241 @@
+"""Draw faults, ask torch for the truth, check, judge: one fault at a time, several processes."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import json
+import multiprocessing
+import os
+import queue
+import resource
+import shutil
+import tempfile
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from random import Random
+from typing import Any
+from unittest import mock
+
+from tests.faults.fault import injectors
+from tests.faults.judge import NotConfirmed, compare, expected, mends, show
+from tests.faults.program import Placed, Program, draw, write
+from tests.faults.truth import Truth
+
+TRIES = 8
+"""Draws of one fault until torch's log shows it and nothing beside it."""
+SECOND = 0.25
+"""The share of programs with a second fault."""
+
+
+@dataclasses.dataclass(kw_only=True)
+class Result:
+    """One fault: what was wrong (empty when right), and what a reader needs to look at it."""
+
+    index: int
+    injector: str
+    causes: list[str]
+    program: str
+    path: str
+    wrong: list[str] = dataclasses.field(default_factory=list)
+    expected: list[str] = dataclasses.field(default_factory=list)
+    got: list[str] = dataclasses.field(default_factory=list)
+    log: str = ""
+    rejected: list[str] = dataclasses.field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def right(self) -> bool:
+        return not self.wrong
+
+
+class Bench:
+    """What one process needs: torch's truth and a warmed interpreter for the passes of the checks."""
+
+    def __init__(self) -> None:
+        from tests.warm import Warm
+
+        self.truth, self.warm = Truth(), Warm()
+
+    def close(self) -> None:
+        self.truth.close()
+        self.warm.close()
+
+    def check(self, program: Program) -> dict[str, Any]:
+        """The report of ``cftdiag check --model program.py:build --json FILE``; raises RuntimeError without one."""
+        from cftdiag.cli.main import run
+
+        answer = program.path.parent / "report.json"
+        said, told = io.StringIO(), io.StringIO()
+        with contextlib.ExitStack() as stack:
+            for module in ("cftdiag.check.driver", "cftdiag.kernels.job"):
+                stack.enter_context(mock.patch(f"{module}.ForkServer", self.warm.lend))
+            stack.enter_context(contextlib.redirect_stdout(said))
+            stack.enter_context(contextlib.redirect_stderr(told))
+            code = run(["check", "--model", f"{program.path}:build", "--json", str(answer)])
+        (program.path.parent / "check.txt").write_text(said.getvalue() + told.getvalue())
+        if not answer.exists():
+            raise RuntimeError(f"cftdiag check ended with {code} and no report: {told.getvalue()[-600:]}")
+        return json.loads(answer.read_text())
+
+    def used(self) -> float:
+        """Processor seconds of this process and of its children so far."""
+        own = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+        pids = [self.truth._process.pid]
+        if self.warm._server is not None:
+            pids.append(self.warm._server._process.pid)
+        total = sum(u.ru_utime + u.ru_stime for u in own)
+        for pid in pids:
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            total += sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+        return total
+
+
+def one(
+    bench: Bench, seed: int, index: int, folder: Path, *, injector: str = "", architecture: str = ""
+) -> Result:
+    """Fault ``index`` of a seed: the same program for the same numbers and the same set of injectors."""
+    known = injectors()
+    names = sorted(known)
+    order = Random(f"{seed}/order").sample(names, k=len(names))
+    name = injector or order[index % len(order)]
+    rejected: list[str] = []
+    began = bench.used()
+    for attempt in range(TRIES):
+        random = Random(f"{seed}/{index}/{attempt}")
+        where = folder / f"{seed}-{index:03d}"
+        shutil.rmtree(where, ignore_errors=True)
+        second = random.random() < SECOND
+        program = draw(known, name, random, where, second=second, architecture=architecture)
+        truth = bench.truth.observe(program.path, backend=_backend(program))
+        (where / "torch_log.txt").write_text(
+            "\n\n".join(_line(e) for e in truth["events"]) + f"\n{truth['error']}\n"
+        )
+        try:
+            wanted = expected(program, truth)
+        except NotConfirmed as reason:
+            rejected.append(f"{program.describe()}: {reason}")
+            continue
+        break
+    else:
+        return Result(
+            index=index,
+            injector=name,
+            causes=list(known[name](Random(0)).causes),
+            program="",
+            path="",
+            wrong=[f"torch's log confirmed none of {TRIES} draws"],
+            rejected=rejected,
+            seconds=bench.used() - began,
+        )
+    result = Result(
+        index=index,
+        injector=name,
+        causes=[p.fault.causes[0] for p in program.placed],
+        program=program.describe(),
+        path=str(program.path),
+        expected=[w.show() for w in wanted],
+        log="\n".join(w.log for w in wanted),
+        rejected=rejected,
+    )
+    try:
+        report = bench.check(program)
+    except RuntimeError as error:
+        result.wrong = [str(error)]
+    else:
+        result.got = [show(f) for f in report["findings"]]
+        mended = {
+            p.injector: _mended(bench, program, p, truth)
+            for p in program.placed
+            if p.fault.mended is not None
+        }
+        result.wrong = compare(report, wanted, program, mended)
+    result.seconds = bench.used() - began
+    return result
+
+
+def _backend(program: Program) -> str:
+    """Breaks and recompiles are Dynamo's; what fails in the backward graph needs AOTAutograd."""
+    return "aot_eager" if any(p.fault.kind == "error" for p in program.placed) else "eager"
+
+
+def _line(event: dict[str, Any]) -> str:
+    return f"[{event['kind']} step {event['step']} {event['block']}] {event['text']}"
+
+
+def _mended(bench: Bench, program: Program, placed: Placed, truth: dict[str, Any]) -> bool:
+    """Carry out an injector's remedy in the same program and read torch's log again."""
+    fault = placed.fault.mend()
+    assert fault is not None
+    folder = program.path.parent / f"mended_{placed.injector}"
+    rebuilt = rewrite(program, {placed.injector: fault}, folder)
+    return mends(placed.fault, bench.truth.observe(rebuilt.path, backend=_backend(program)))
+
+
+def rewrite(program: Program, faults: dict[str, Any], folder: Path) -> Program:
+    """The same program with some faults replaced: same places, styles and names."""
+    again = program.drawn
+    choices = [dataclasses.replace(c, fault=faults.get(c.injector, c.fault)) for c in again.choices]
+    return write(again.architecture, choices, folder, again.layers, again.state)
+
+
+def work(seed: int, indices: Sequence[int], folder: str, send: Any, options: dict[str, str]) -> None:
+    """The body of one process: results go through ``send`` as they come."""
+    os.environ.update(OMP_NUM_THREADS="1")
+    bench = Bench()
+    try:
+        for index in indices:
+            began = time.monotonic()
+            try:
+                result = one(bench, seed, index, Path(folder), **options)
+            except Exception:  # noqa: BLE001 - one program that breaks the harness is a failure of its own
+                result = Result(
+                    index=index,
+                    injector="?",
+                    causes=["?"],
+                    program="",
+                    path="",
+                    wrong=[traceback.format_exc()],
+                )
+            send((result, time.monotonic() - began))
+    finally:
+        bench.close()
+
+
+def _process(results: Any, seed: int, indices: Sequence[int], folder: str, options: dict[str, str]) -> None:
+    work(seed, indices, folder, results.put, options)
+
+
+def results_of(
+    seed: int, indices: Sequence[int], folder: str, jobs: int, options: dict[str, str]
+) -> Iterator[tuple[Result, float]]:
+    """The results of these faults as they come, with the seconds of the clock that each took."""
+    jobs = min(jobs, len(indices))
+    context = multiprocessing.get_context("spawn")
+    results: multiprocessing.Queue[tuple[Result, float]] = context.Queue()
+    shares = [indices[n::jobs] for n in range(jobs)]
+    processes = [context.Process(target=_process, args=(results, seed, s, folder, options)) for s in shares]
+    for process in processes:
+        process.start()
+    left = len(indices)
+    try:
+        while left:
+            try:
+                yield results.get(timeout=5)
+                left -= 1
+            except queue.Empty:
+                if not any(p.is_alive() for p in processes) and results.empty():
+                    raise SystemExit("a process of the run has died") from None
+    finally:
+        for process in processes:
+            process.join(timeout=20)
+            if process.is_alive():
+                process.terminate()
+
+
+def scratch() -> Path:
+    """A fresh folder for the programs of a run."""
+    return Path(tempfile.mkdtemp(prefix="faults-"))

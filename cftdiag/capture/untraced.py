@@ -19,6 +19,7 @@ _OURS = (
     "cftdiag.monitor",
     "cftdiag.passes",
     "cftdiag.forecast",
+    "cftdiag.rehearse",
     "cftdiag.torch_private",
 )
 _known: set[str] = set()

@@ -18,17 +18,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cftdiag.check import launchers
+from cftdiag.check import launchers, rank_order
 from cftdiag.check.runner import Progress
 from cftdiag.error_text import shorten
 from cftdiag.errors import EnvironmentUnfit, InputError
+from cftdiag.findings import SEVERITIES, Finding
 from cftdiag.monitor import rundir
 from cftdiag.monitor.recorded_run import Run, load_run
 from cftdiag.passes.launch import die_with_parent
 from cftdiag.passes.messages import ProgressEvent
 from cftdiag.rehearse import confine, trackers
 from cftdiag.rehearse.begin import writable
-from cftdiag.rehearse.settings import FILES, VARIABLE, Outcome, Rehearsal
+from cftdiag.rehearse.settings import COLLECTIVES, FILES, VARIABLE, Outcome, Rehearsal
 
 INJECT = Path(__file__).resolve().parents[1] / "rehearse" / "inject"
 PACKAGE = Path(__file__).resolve().parents[2]
@@ -97,6 +98,14 @@ class Rehearsed:
     seconds: float
     written: tuple[str, ...]
     """Paths that the script believes it wrote."""
+    order: Finding | None = None
+    """Where ranks part in the order of their collectives."""
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """Of the events of all ranks, and of their order."""
+        found = (*self.run.findings, *(() if self.order is None else (self.order,)))
+        return tuple(sorted(found, key=lambda f: -SEVERITIES.index(f.severity)))
 
     @property
     def first(self) -> RankEnd:
@@ -127,8 +136,10 @@ def rehearse(options: ScriptOptions, progress: Progress) -> Rehearsed:
             for path in root.rglob("*")
             if path.is_file()
         }
+        calls = {e.rank: rank_order.read(scratch / f"rank{e.rank}" / COLLECTIVES) for e in ends}
         return Rehearsed(
             launch=launch,
+            order=rank_order.divergence(calls, ended=all(e.exit_code == 0 and not e.timed_out for e in ends)),
             run=_of_compiling(load_run(scratch / "run"), ends),
             ends=tuple(sorted(ends, key=lambda e: options.ranks.index(e.rank))),
             seconds=time.monotonic() - started,
@@ -207,6 +218,7 @@ class _Ranks:
             rank=rank,
             world_size=self.launch.world_size,
             local_world_size=self.launch.local_world_size,
+            compared=len(self.options.ranks) > 1,
             weights=self.options.weights,
             routing=self.options.routing,
             torch_config=self.options.torch_config,

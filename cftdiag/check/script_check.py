@@ -19,7 +19,7 @@ def check_script(options: ScriptOptions, progress: Progress = lambda event: None
     """
     rehearsed = rehearse(options, progress)
     judge_ends(rehearsed, options)
-    findings: tuple[Finding, ...] = rehearsed.run.findings
+    findings: tuple[Finding, ...] = rehearsed.findings
     notes: list[str] = []
     if options.verify and not rehearsed.first.timed_out:
         findings, notes = script_proofs.prove(rehearsed, options, progress)

@@ -34,7 +34,7 @@ def prove(
 
     announce: Callable[[str], None] = lambda text: progress(ProgressEvent(phase="prove", text=text))  # noqa: E731
     prover = Prover(plain, outcome(rehearsed), run, config_subject=False, wrap=True, announce=announce)
-    findings = prover.prove(rehearsed.run.findings)
+    findings = prover.prove(rehearsed.findings)
     left = (
         [f"{prover.left} remedies were not tried: the {options.verify_budget:.0f} s for proofs were used up"]
         if prover.left
@@ -48,7 +48,7 @@ def outcome(rehearsed: Rehearsed) -> Outcome:
     end = rehearsed.first
     graphs = compiled(e for e in rehearsed.run.events if e.rank == end.rank)
     return Outcome(
-        findings=rehearsed.run.findings,
+        findings=rehearsed.findings,
         compiled=graphs,
         ended=end.exit_code == 0 and not end.timed_out,
         ran=frozenset(graph.block or "<root>" for graph in graphs),

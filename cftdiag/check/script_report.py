@@ -117,7 +117,7 @@ def _notes(rehearsed: Rehearsed, options: ScriptOptions, *, compiled: bool) -> I
                 else ""
             )
             yield f"{who} made {steps} of {options.steps} steps: {ended(end, options)}{unknown}"
-    if not compiled and not any(f.cause == NOT_REACHED for f in rehearsed.run.findings):
+    if not compiled and not any(f.cause == NOT_REACHED for f in rehearsed.findings):
         yield "nothing was compiled: the script made its steps without torch.compile"
     outcome = rehearsed.first.outcome
     if outcome is not None:
@@ -176,6 +176,8 @@ def _blocks(rehearsed: Rehearsed, findings: Sequence[Finding]) -> list[BlockResu
             named.setdefault(name, cls)
     _shared_graphs(named, graphs, {b for f in findings if f.cause == NOT_REACHED for b in f.blocks})
     broken = [f for f in findings if f.kind == "graph_break"]
+    # what hit the limit runs eager from then on, whatever was captured before
+    limited = [f for f in findings if f.kind == "limit_hit"]
     return [
         BlockResult(
             fqn=name,
@@ -184,7 +186,7 @@ def _blocks(rehearsed: Rehearsed, findings: Sequence[Finding]) -> list[BlockResu
             graphs=graphs[name],
             graph_breaks=sum(name in f.blocks for f in broken),
             recompiles=sum(e.kind == "recompile" and e.block == name for e in session.events),
-            fullgraph=not any(name in f.blocks or _WHOLE in f.blocks for f in broken)
+            fullgraph=not any(name in f.blocks or _WHOLE in f.blocks for f in (*broken, *limited))
             if graphs[name]
             else None,
         )

@@ -4,7 +4,7 @@ Compiled regions go through `fast_forward` (or `trace_only`), everything around 
 `EVENTS` says what was made up.
 """
 
-from cftdiag.fastforward.assumed_values import ROUTING_POLICIES, routing_policy
+from cftdiag.fastforward.assumed_values import ROUTING_POLICIES, numbers_from, routing_policy
 from cftdiag.fastforward.assumptions import EVENTS, Note, undetermined
 from cftdiag.fastforward.backend import DEPTHS, backend_for, boxed, copied, fast_forward, trace_only
 from cftdiag.fastforward.graph import STATS, Graph
@@ -35,6 +35,7 @@ __all__ = [
     "fast_forward",
     "mark",
     "mark_weights",
+    "numbers_from",
     "reset",
     "routing_policy",
     "status",

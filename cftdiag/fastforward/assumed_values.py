@@ -74,11 +74,25 @@ def routing_policy(name: str) -> Iterator[None]:
         _routing = before
 
 
+_number: Callable[[], float] = lambda: 1.0  # noqa: E731
+
+
+def numbers_from(source: Callable[[], float]) -> None:
+    """Have every skipped floating-point number that Python reads be what ``source`` says, in place of 1.0.
+
+    It is to be finite and the same for as long as the same tensor can be read again.
+    """
+    global _number
+    _number = source
+
+
 def scalar(dtype: torch.dtype) -> bool | int | float:
-    """What Python gets for one element of skipped memory: False for bool, one for a number."""
+    """What Python gets for one element of skipped memory: False for bool, one for an integer, for any other
+    number what `numbers_from` was told.
+    """
     if dtype is torch.bool:
         return False
-    return 1.0 if dtype.is_floating_point or dtype.is_complex else 1
+    return _number() if dtype.is_floating_point or dtype.is_complex else 1
 
 
 def fill(out: torch.Tensor, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 ``planted``  a value was invented for the non-floating output of a skipped operation (an index, a mask, a
 count) ``read``     an invented or assumed value left the tensor world: a Python number, a list, a size
+``kernel``   an operator of a library could not run here, and only its shapes were taken
 ``hint``     a size that the arguments of a graph do not determine was taken from the example that was traced
 """
 
@@ -20,9 +21,12 @@ import torch
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _REHEARSE = os.path.join(os.path.dirname(os.path.dirname(_HERE)), "rehearse") + os.sep
+#: Files whose frames only wrap a call.
+_WRAPPERS = (os.sep + "typing_extensions.py", os.sep + "contextlib.py")
 _MEANING = {
     "planted": "the result depends on activations or weights that are not computed; a plausible value was put in its place",
     "read": "Python read a value that depends on activations or weights that are not computed; a plausible value was given",
+    "kernel": "an operator has no kernel for this machine; its shapes were taken from its fake implementation",
     "hint": "a size that the inputs do not determine was given a plausible value",
 }
 #: The graph node under interpretation, to name its source line; set by `graph.Graph.run`.
@@ -66,7 +70,7 @@ def undetermined() -> list[dict[str, Any]]:
     """All notes as JSON-ready dicts; what Python read comes first, because only that can have steered the
     program.
     """
-    order = ("read", "hint", "planted")
+    order = ("read", "hint", "kernel", "planted")
     notes = sorted(
         EVENTS.items(),
         key=lambda item: (order.index(item[0].what), item[0].file or "", item[0].line or 0, item[0].op),
@@ -80,10 +84,15 @@ def _where() -> tuple[str | None, int | None, str | None]:
     for file, line, function in reversed(frames):
         if not file.startswith(_TORCH):
             return file, int(line), function
-    frame = sys._getframe(2)
+    return caller()
+
+
+def caller() -> tuple[str | None, int | None, str | None]:
+    """(file, line, function) of the innermost frame that is neither torch's nor ours."""
+    frame = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
-        if not file.startswith((_TORCH, _HERE, _REHEARSE, "<")):
+        if not file.startswith((_TORCH, _HERE, _REHEARSE, "<")) and not file.endswith(_WRAPPERS):
             return file, frame.f_lineno, frame.f_code.co_name
         frame = frame.f_back  # type: ignore[assignment]
     return None, None, None

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from cftdiag import fastforward
-from cftdiag.rehearse.cuda_alias import Alias
 from cftdiag.rehearse.settings import Rehearsal, jsonable
 from cftdiag.torch_private import rehearsal
 
@@ -54,7 +53,7 @@ class Compiled:
             self.notes.append(text)
 
 
-def install(settings: Rehearsal, alias: Alias | None) -> Compiled:
+def install(settings: Rehearsal) -> Compiled:
     """Replace what compiles each graph for the rest of this process."""
     compiled = Compiled()
     compile_graph, trace = _backends(settings)
@@ -75,7 +74,7 @@ def install(settings: Rehearsal, alias: Alias | None) -> Compiled:
     def entered() -> Callable[[], None]:
         if not compiled.evaluated and not torch.is_grad_enabled():
             compiled.evaluated = True
-        return _nothing if alias is None else alias.off()
+        return _nothing
 
     _on_compiled_calls(entered)
     rehearsal.CompileByInductor.__call__ = by_inductor

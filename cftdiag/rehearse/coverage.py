@@ -14,6 +14,7 @@ from torch.utils.flop_counter import flop_registry
 from cftdiag.fastforward import SkipMode
 from cftdiag.fastforward.graph import Graph
 from cftdiag.fastforward.symbols import SYMBOLIC, Environment
+from cftdiag.rehearse.collectives import Collectives
 from cftdiag.rehearse.settings import EagerShare
 from cftdiag.torch_private.dynamo import in_backward
 from cftdiag.torch_private.tracing import tree_map
@@ -80,13 +81,15 @@ class Counter:
 
 
 class CountingSkipMode(SkipMode):
-    """`SkipMode` that counts what it skips."""
+    """`SkipMode` that counts what it skips, and notes collectives where ranks are compared."""
 
-    def __init__(self, counter: Counter) -> None:
+    def __init__(self, counter: Counter, collectives: Collectives | None = None) -> None:
         super().__init__()
-        self._counter = counter
+        self._counter, self._collectives = counter, collectives
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self._collectives is not None:
+            self._collectives.called(func, args)
         out = super().__torch_dispatch__(func, types, args, kwargs)
         if out is not NotImplemented:
             self._counter.operator_ran(func, args, kwargs or {}, out)

@@ -1,8 +1,9 @@
 """A CUDA device that answers and is not there: its tensors stay in this machine's memory.
 
-Device names in arguments are mapped to the CPU by a function mode; ``torch.cuda`` answers the script and its
-libraries as the device would, and torch's own code as this machine does. While a compiled function is called
-the mode is off, so that Dynamo sees and guards the program as it is.
+Device names in arguments are mapped to the CPU by a function mode, and in graphs by the nodes that Dynamo makes
+of them, so that a compiled region names devices as it likes; Dynamo knows nothing of the mode and guards the
+program as it is. ``torch.cuda`` and a tensor's ``device`` answer the script and its libraries as the device
+would, and torch's own code as this machine does.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ from cftdiag.target.devices import DEVICES, Device
 from cftdiag.torch_private.rehearsal import (
     DeviceContext,
     Generator,
-    len_torch_function_stack,
-    pop_mode,
-    push_mode,
+    answer_devices,
+    hide_mode,
+    map_graph_arguments,
 )
+from cftdiag.torch_private.tracing import tree_map
 
 #: Torch's own modules that a script meets as the device's face; all other code of torch gets true answers.
 _FACES = (
@@ -41,31 +43,45 @@ def install(settings: Rehearsal) -> Alias | None:
         return None
     device = DEVICES[settings.device]
     local = settings.rank % settings.local_world_size
-    alias = Alias(device)
+    alias = Alias(device, local)
     _answers(alias, device, settings.local_world_size, local)
+    _map_autocast_state(alias)
     _map_classes()
+    hide_mode(Alias)
+    map_graph_arguments(alias.in_graph)
+    answer_devices(alias.answered)
     alias.__enter__()
     return alias
 
 
 class Alias(TorchFunctionMode):
-    """Maps CUDA devices among the arguments of torch functions to the CPU."""
+    """Maps CUDA devices among the arguments of torch functions to the CPU, and back where a tensor is asked for
+    its device.
+    """
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, local: int = 0) -> None:
         super().__init__()
         self.device = device
+        self.local = local
         self.asked = False
         """Whether the script has used the device at all."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        if func is torch.device:
-            return func(*args, **(kwargs or {}))
         name = getattr(func, "__name__", "")
+        if func is torch.device or name in _AS_THEY_ARE:
+            return func(*args, **(kwargs or {}))
+        if name == "__get__":
+            asked = _OF_DEVICE.get(getattr(func, "__self__", None))
+            if asked is not None and not self._torch_asks():
+                return asked(self.answered(args[0].device))
+            return func(*args, **(kwargs or {}))
         if name in _MOVES and args:
             self.asked = self.asked or name == "cuda"
             return args[0]
+        if name == "get_device" and self.asked and not self._torch_asks():
+            return self.answered(args[0].device).index
         named = {key: self.mapped(value, ordinal=key == "device") for key, value in (kwargs or {}).items()}
         at = _ORDINALS.get(name)
         return func(*(self.mapped(value, ordinal=i == at) for i, value in enumerate(args)), **named)
@@ -73,7 +89,7 @@ class Alias(TorchFunctionMode):
     def differs(self) -> str:
         """What is not as on the device."""
         return (
-            f"CUDA was answered for by {self.device.name}, which is not here: tensors say cpu when they are asked for their device, "
+            f"CUDA was answered for by {self.device.name}, which is not here: tensors stay in this machine's memory, "
             "and autocast casts what it casts on a CPU"
         )
 
@@ -84,27 +100,24 @@ class Alias(TorchFunctionMode):
             return torch.device("cpu")
         return value
 
-    def off(self) -> Callable[[], None]:
-        """Take the mode off this thread, from under others too; returns what puts it back."""
-        above: list[Any] = []
-        found = False
-        while len_torch_function_stack() and not found:
-            mode = pop_mode()
-            found = mode is self
-            if not found:
-                above.append(mode)
-        for mode in reversed(above):
-            push_mode(mode)
-        return self._on if found else _nothing
+    def answered(self, device: torch.device) -> torch.device:
+        """The device that a tensor names when it is asked: this rank's, once the script has used any."""
+        return torch.device("cuda", self.local) if self.asked and device.type == "cpu" else device
 
-    def _on(self) -> None:
-        # at the bottom, where it was: a mode of the script's own is asked before it
-        others = [pop_mode() for _ in range(len_torch_function_stack())]
-        push_mode(self)
-        for mode in reversed(others):
-            push_mode(mode)
+    def in_graph(self, target: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
+        """Target and arguments of a node of Dynamo's graph, its devices mapped."""
+        if target in _MOVES:
+            self.asked = self.asked or target == "cuda"
+            return "to", (args[0], torch.device("cpu")), {}
+        return target, tree_map(self.mapped, args), tree_map(self.mapped, kwargs)
+
+    def _torch_asks(self) -> bool:
+        """Whether torch's own code, or ours, has called the torch function that came here."""
+        return str(sys._getframe(2).f_globals.get("__name__")).startswith(("torch.", "cftdiag."))
 
 
+#: Functions whose class maps its device by itself, and what else depends on it.
+_AS_THEY_ARE = frozenset({"_enter_autocast", "_exit_autocast"})
 #: Methods of tensors that are nothing here.
 _MOVES = frozenset({"cuda", "pin_memory"})
 #: Functions that take a device's number by position -> that position.
@@ -118,8 +131,12 @@ def is_cuda(value: Any) -> bool:
     return isinstance(value, str) and (value == "cuda" or value.startswith("cuda:"))
 
 
-def _nothing() -> None:
-    """Nothing to put back."""
+#: Attributes of tensors that tell their device -> what to say of it.
+_OF_DEVICE: dict[Any, Callable[[torch.device], Any]] = {
+    torch.Tensor.device: lambda device: device,
+    torch.Tensor.is_cuda: lambda device: device.type == "cuda",
+    torch.Tensor.is_cpu: lambda device: device.type == "cpu",
+}
 
 
 # ---- torch.cuda and torch.accelerator ----
@@ -137,12 +154,13 @@ def _answers(alias: Alias, device: Device, count: int, local: int) -> None:
 
     zeroes = (
         "memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved", "memory_cached",
-        "max_memory_cached", "utilization", "temperature", "power_draw",
+        "max_memory_cached", "device_memory_used", "clock_rate", "utilization", "temperature", "power_draw",
     )  # fmt: skip
     quiet = (
         "synchronize", "empty_cache", "reset_peak_memory_stats", "reset_max_memory_allocated", "init", "ipc_collect",
         "reset_accumulated_memory_stats", "set_per_process_memory_fraction", "set_stream", "_lazy_init",
-        "reset_max_memory_cached",
+        "reset_max_memory_cached", "reset_peak_host_memory_stats", "set_sync_debug_mode",
+        "_record_memory_history", "_dump_snapshot",
     )  # fmt: skip
     properties = _Properties(device)
     answers: dict[str, Callable[..., Any]] = {
@@ -173,6 +191,10 @@ def _answers(alias: Alias, device: Device, count: int, local: int) -> None:
         "get_rng_state_all": lambda: [torch.get_rng_state()] * count,
         "set_rng_state": lambda *a, **k: None,
         "set_rng_state_all": lambda *a, **k: None,
+        "host_memory_stats": lambda *a, **k: {},
+        "memory_snapshot": lambda *a, **k: [],
+        "list_gpu_processes": lambda *a, **k: "",
+        "get_sync_debug_mode": lambda: 0,
         "current_stream": lambda *a, **k: _Stream(),
         "default_stream": lambda *a, **k: _Stream(),
         "stream": lambda *a, **k: contextlib.nullcontext(),
@@ -197,6 +219,8 @@ def _answers(alias: Alias, device: Device, count: int, local: int) -> None:
         if hasattr(torch.accelerator, name):
             _replace(torch.accelerator, name, answer, alias)
     _replace(torch.backends.cuda, "is_built", lambda: True, alias)
+    for name in ("range_push", "range_pop", "range_start", "range_end", "mark"):
+        _replace(torch.cuda.nvtx, name, lambda *a, **k: 0, alias)
     torch.Tensor.record_stream = _not_recorded  # type: ignore[method-assign,assignment]
     torch.Generator = _Generator  # type: ignore[misc]
     torch.cuda.Stream = _Stream  # type: ignore[misc,assignment]
@@ -211,6 +235,7 @@ _QUESTIONS = frozenset(
         "is_available", "is_initialized", "device_count", "current_device", "get_device_properties", "get_device_name",
         "get_device_capability", "is_bf16_supported", "is_tf32_supported", "get_arch_list", "current_accelerator",
         "current_device_index", "is_built", "current_stream", "default_stream", "is_current_stream_capturing",
+        "is_autocast_enabled", "get_autocast_dtype",
     }
 )  # fmt: skip
 
@@ -340,6 +365,22 @@ class _Current:
 # ---- classes that take a device ----
 
 
+def _map_autocast_state(alias: Alias) -> None:
+    """What the script asks of CUDA's autocast is true of the CPU's, which stands for it."""
+    enabled, dtype = torch.is_autocast_enabled, torch.get_autocast_dtype
+
+    def is_autocast_enabled(device_type: str = "cuda") -> bool:
+        return enabled("cpu" if is_cuda(device_type) else device_type)
+
+    def get_autocast_dtype(device_type: str) -> torch.dtype:
+        if not is_cuda(device_type):
+            return dtype(device_type)
+        return dtype("cpu") if enabled("cpu") else torch.float16
+
+    _replace(torch, "is_autocast_enabled", is_autocast_enabled, alias)
+    _replace(torch, "get_autocast_dtype", get_autocast_dtype, alias)
+
+
 def _map_classes() -> None:
     from torch.amp import autocast_mode, grad_scaler
 
@@ -348,8 +389,7 @@ def _map_classes() -> None:
     _first_argument(DeviceContext)
     if not torch.distributed.is_available():
         return
-    from torch.distributed import device_mesh
-    from torch.distributed.fsdp import FullyShardedDataParallel
+    from torch.distributed import device_mesh, fsdp
     from torch.nn.parallel import DistributedDataParallel
 
     _first_argument(device_mesh.DeviceMesh)
@@ -362,7 +402,12 @@ def _map_classes() -> None:
     device_mesh.init_device_mesh = init_device_mesh
     torch.distributed.init_device_mesh = init_device_mesh  # type: ignore[attr-defined]
     _without(DistributedDataParallel, "device_ids", "output_device")
-    _without(FullyShardedDataParallel, "device_id")
+    _without(fsdp.FullyShardedDataParallel, device_id=torch.device("cpu"))
+    for config in (
+        fsdp.FullStateDictConfig, fsdp.ShardedStateDictConfig, fsdp.FullOptimStateDictConfig,
+        fsdp.ShardedOptimStateDictConfig,
+    ):  # fmt: skip
+        _never_offloads(config)
 
 
 def _map_autocast(cls: Any) -> None:
@@ -396,14 +441,26 @@ def _first_argument(cls: Any, keyword: str | None = None, default: str | None = 
     cls.__init__ = initialise
 
 
-def _without(cls: Any, *names: str) -> None:
-    """Leave out the arguments that name a CUDA device."""
+def _never_offloads(cls: Any) -> None:
+    """Leave what is here already where it is: FSDP frees what it has offloaded from a device."""
+    real = cls.__init__
+
+    @functools.wraps(real)
+    def initialise(self: Any, *args: Any, **kwargs: Any) -> None:
+        real(self, *args, **kwargs)
+        self.offload_to_cpu = False
+
+    cls.__init__ = initialise
+
+
+def _without(cls: Any, *names: str, **instead: Any) -> None:
+    """Leave out the arguments that name a CUDA device, or give what stands for them."""
     real = cls.__init__
 
     @functools.wraps(real)
     def initialise(self: Any, module: Any, *args: Any, **kwargs: Any) -> None:
         for name in names:
             kwargs.pop(name, None)
-        real(self, module, *args, **kwargs)
+        real(self, module, *args, **kwargs | instead)
 
     cls.__init__ = initialise

@@ -37,6 +37,18 @@ def install(overlay: Overlay) -> None:
         _replace_pair(overlay, name)
     _replace_listing(overlay)
     _replace_open(overlay)
+    _replace_directory(overlay)
+
+
+def _replace_directory(overlay: Overlay) -> None:
+    """The working directory has the name that the script knows, also where it lies in the overlay."""
+    real = os.getcwd
+
+    @functools.wraps(real)
+    def getcwd() -> str:
+        return overlay.named(real())
+
+    os.getcwd = getcwd
 
 
 def _replace(module: Any, name: str, mapped: Callable[..., Any], overlay: Overlay) -> None:

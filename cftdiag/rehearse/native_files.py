@@ -1,5 +1,5 @@
-"""Files that native code opens by their names, mapped onto the overlay: tokenizers, safetensors, Arrow, torch's
-memory-mapped checkpoints.
+"""Files that native code opens by their names, mapped onto the overlay: tokenizers, safetensors, Arrow, databases,
+torch's memory-mapped checkpoints and traces.
 """
 
 from __future__ import annotations
@@ -12,13 +12,18 @@ from typing import Any
 from cftdiag.rehearse.import_hooks import after_import
 from cftdiag.rehearse.overlay import Overlay
 
-#: Module -> what it opens: a dotted name, the position and the name of the path, whether it is written.
+#: Module -> what it opens: a dotted name, the position and the name of the path, whether it is written. What may
+#: be changed in place counts as written, and is there before.
 _OPENING: dict[str, tuple[tuple[str, int, str, bool], ...]] = {
     "tokenizers": (("Tokenizer.save", 1, "path", True), ("Tokenizer.from_file", 0, "path", False)),
     "safetensors": (("safe_open", 0, "filename", False), ("serialize_file", 1, "filename", True)),
     "pyarrow": (("memory_map", 0, "path", False),),
     "pyarrow.parquet": (("write_table", 1, "where", True), ("read_table", 0, "source", False)),
+    "sqlite3.dbapi2": (("connect", 0, "database", True),),
+    "h5py": (("File.__init__", 1, "name", True),),
     "torch": (("load", 0, "f", False),),
+    "torch.profiler.profiler": (("profile.export_chrome_trace", 1, "path", True),),
+    "torch.autograd.profiler": (("profile.export_chrome_trace", 1, "path", True),),
 }
 
 
@@ -48,9 +53,9 @@ def _opening(
         absolute = (
             overlay.path(value) if isinstance(value, str | bytes) or hasattr(value, "__fspath__") else None
         )
-        if absolute is None:
+        if absolute is None or value == ":memory:":
             return value
-        return overlay.write(absolute, keep=False) if writes else overlay.read(absolute)
+        return overlay.write(absolute, keep=True) if writes else overlay.read(absolute)
 
     @functools.wraps(real)
     def call(*args: Any, **kwargs: Any) -> Any:

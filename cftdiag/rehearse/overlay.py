@@ -36,6 +36,11 @@ class Overlay:
         """Where a path lies in the overlay."""
         return self.root + absolute
 
+    def named(self, path: str) -> str:
+        """The script's own name of a path that may lie in the overlay."""
+        inside = path == self.root or path.startswith(self.root + "/")
+        return path[len(self.root) :] or "/" if inside else path
+
     def hidden(self, absolute: str) -> bool:
         """True when the real file of that name is no longer there for the script."""
         while True:

@@ -21,8 +21,13 @@ from cftdiag.torch_private.tracing import tree_map
 _SMALL = 1 << 16
 
 
-def install() -> None:
-    """Replace ``torch.save`` and safetensors' writer."""
+def install(*, here: bool) -> None:
+    """Replace ``torch.save``, ``torch.load`` and safetensors' writer; ``here``: what was saved on a device is loaded
+    to this machine's memory.
+    """
+    _replace_load(here)
+    if here:
+        after_import("safetensors", _open_here)
     real = torch.save
 
     @functools.wraps(real)
@@ -37,6 +42,42 @@ def install() -> None:
     torch.save = save
     torch.serialization.save = save
     after_import("safetensors.torch", _replace_writer)
+
+
+def _replace_load(here: bool) -> None:
+    real = torch.load
+
+    @functools.wraps(real)
+    def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if here and str(map_location) != "meta":
+            map_location = "cpu"
+        if isinstance(f, str | os.PathLike) and kwargs.get("mmap") is None and _is_archive(f):
+            # weights that are not computed with are not read either
+            kwargs["mmap"] = True
+        return real(f, map_location, *args, **kwargs)
+
+    torch.load = load
+    torch.serialization.load = load
+
+
+def _open_here(module: ModuleType) -> None:
+    """Read safetensors to this machine's memory, whatever device is named."""
+    real = module.safe_open
+
+    @functools.wraps(real, updated=())
+    def safe_open(filename: Any, framework: Any, device: Any = "cpu", **kwargs: Any) -> Any:
+        return real(filename, framework=framework, device="cpu", **kwargs)
+
+    module.__dict__["safe_open"] = safe_open
+
+
+def _is_archive(path: Any) -> bool:
+    """True for the format of torch.save that can be mapped into memory."""
+    try:
+        with open(path, "rb") as stream:
+            return stream.read(4) == b"PK\x03\x04"
+    except OSError:
+        return False
 
 
 def hollow(tree: Any) -> Any:

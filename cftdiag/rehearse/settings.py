@@ -13,6 +13,8 @@ from typing import Any
 VARIABLE = "CFTDIAG_REHEARSE"
 #: Directory, inside the scratch folder, of the files that the script would have written.
 FILES = "files"
+#: File, inside the scratch folder, of the collectives that a rank issued.
+COLLECTIVES = "collectives.jsonl"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,6 +36,8 @@ class Rehearsal:
     rank: int = 0
     world_size: int = 1
     local_world_size: int = 1
+    compared: bool = False
+    """Whether other ranks are rehearsed too, against which this one is held."""
     weights: bool = False
     """Keep the real weights and compute with them."""
     routing: str = "balanced"

@@ -26,6 +26,11 @@ def outcome(fault: Fault | None) -> Outcome:
     return Outcome(fault=fault) if _running is None else _running.outcome(fault)
 
 
+def plausible(step: int) -> float:
+    """A loss, a norm, a metric that nobody computed: finite, below one, and falling slowly."""
+    return 0.99 * 0.995**step
+
+
 class _Training:
     def __init__(self, settings: Rehearsal) -> None:
         import torch
@@ -33,7 +38,9 @@ class _Training:
         from cftdiag import fastforward
         from cftdiag.monitor import injected
         from cftdiag.rehearse import (
+            absent_kernels,
             backend,
+            collectives,
             coverage,
             cuda_alias,
             hf_trainer,
@@ -62,25 +69,34 @@ class _Training:
 
             self.until_the_end.enter_context(torch_config(settings.torch_config))
         self.alias = cuda_alias.install(settings)
-        self.compiled = backend.install(settings, self.alias)
+        self.compiled = backend.install(settings)
         ranks.install(settings)
-        serialized.install()
+        serialized.install(here=self.alias is not None)
         self.weights = weights.install(settings)
+        self.launches = absent_kernels.Launches() if self.alias is None else absent_kernels.install()
         pretrained.install(settings)
         hf_trainer.install(settings, self.compiled)
         self.until_the_end.enter_context(fastforward.routing_policy(settings.routing))
+        fastforward.numbers_from(lambda: plausible(self.monitor.steps))
+        self.collectives: collectives.Collectives | None = None
         self.counter = coverage.Counter(self.monitor.models)
         if not settings.weights:
             fastforward.Graph.on_run = self.counter.graph_ran
-            coverage.CountingSkipMode(self.counter).__enter__()
+            self.collectives = (
+                collectives.Collectives(settings, lambda: self.monitor.steps) if settings.compared else None
+            )
+            coverage.CountingSkipMode(self.counter, self.collectives).__enter__()
 
     def outcome(self, fault: Fault | None) -> Outcome:
         from cftdiag import fastforward
         from cftdiag.rehearse import pretrained
 
+        if self.collectives is not None:
+            self.collectives.close()
         notes = _with_places(fastforward.undetermined())
         if self.alias is not None and self.alias.asked:
             notes.append(self.alias.differs())
+        notes += self.launches.notes()
         models, compiled = self.monitor.models(), self.compiled.roots()
         described = self.weights.described(compiled, models)
         return dataclasses.replace(

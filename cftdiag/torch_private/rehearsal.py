@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from cftdiag.torch_private.names import Name, by_alias, resolve
@@ -16,6 +17,30 @@ _COMM_HOOK = Name(
     needed=False,
 )
 
+_COMPILED_CUDA = "a compiled region that names a CUDA device cannot be rehearsed"
+
+#: Methods of Dynamo's variable of a tensor that answer for its device.
+_IS_CUDA, _DEVICE = (
+    Name(f"torch._dynamo.variables:TensorVariable.method_attr_{name}", "rehearsal", _COMPILED_CUDA)
+    for name in ("is_cuda", "device")
+)
+_BUILD = Name("torch._dynamo.variables:VariableTracker.build", "rehearsal", _COMPILED_CUDA)
+_CREATE_PROXY = Name(
+    "torch._dynamo.output_graph:SubgraphTracer.create_proxy",
+    "rehearsal",
+    _COMPILED_CUDA,
+    leading=("self", "kind", "target", "args", "kwargs"),
+)
+_MODES = Name(
+    "torch._dynamo.variables.torch_function:SymbolicTorchFunctionState.__init__",
+    "rehearsal",
+    _COMPILED_CUDA,
+    leading=("self", "py_stack"),
+)
+_MODE_STACK = Name(
+    "torch._dynamo.variables.torch_function:TorchFunctionModeStackVariable", "rehearsal", _COMPILED_CUDA
+)
+
 NAMES = (
     Name("torch:_TorchCompileInductorWrapper", "rehearsal", _LOST, alias="CompileByInductor"),
     Name("torch:_TorchCompileWrapper", "rehearsal", _LOST, alias="CompileByName"),
@@ -27,10 +52,13 @@ NAMES = (
         "why a frame was never compiled is not told",
         alias="skips",
     ),
-    Name("torch.overrides:_len_torch_function_stack", "rehearsal", _LOST),
-    Name("torch.overrides:_pop_mode", "rehearsal", _LOST),
-    Name("torch.overrides:_push_mode", "rehearsal", _LOST, leading=("mode",)),
     _COMM_HOOK,
+    _IS_CUDA,
+    _DEVICE,
+    _BUILD,
+    _CREATE_PROXY,
+    _MODES,
+    _MODE_STACK,
     Name("torch:_C.Generator", "rehearsal", _LOST),
     Name("torch.utils._device:DeviceContext", "rehearsal", _LOST),
 )
@@ -39,6 +67,56 @@ _NAMES = by_alias(NAMES)
 
 def __getattr__(name: str) -> Any:
     return resolve(_NAMES, name, __name__)
+
+
+def hide_mode(mode: type) -> None:
+    """Let Dynamo trace, guard and break as if no function mode of this class were on.
+
+    The mode stays on, so that it also holds for what runs between two graphs of a frame.
+    """
+    real, stack = _MODES.get(), _MODE_STACK.get()
+
+    @functools.wraps(real)
+    def initialise(self: Any, py_stack: Iterable[Any], *args: Any, **kwargs: Any) -> None:
+        modes = list(py_stack)
+        others = [m for m in modes if type(m) is not mode]
+        real(self, others, *args, **kwargs)
+        # where the others lie on the real stack, above the hidden one
+        stack.offset += len(modes) - len(others)
+
+    _replace(_MODES, initialise)
+
+
+def map_graph_arguments(mapped: Callable[[Any, Any, Any], tuple[Any, Any, Any]]) -> None:
+    """Have ``mapped(target, args, kwargs)`` decide on each node that Dynamo puts into a graph."""
+    real = _CREATE_PROXY.get()
+
+    @functools.wraps(real)
+    def create_proxy(
+        self: Any, kind: str, target: Any, args: Any, kwargs: Any, *more: Any, **named: Any
+    ) -> Any:
+        return real(self, kind, *mapped(target, args, kwargs), *more, **named)
+
+    _replace(_CREATE_PROXY, create_proxy)
+
+
+def answer_devices(answer: Callable[[Any], Any]) -> None:
+    """Have a traced tensor's ``device`` and ``is_cuda`` answered by ``answer(device)``, which returns a device."""
+    build = _BUILD.get()
+
+    def device(self: Any, tx: Any) -> Any:
+        return None if self.device is None else build(tx, answer(self.device))
+
+    def is_cuda(self: Any, tx: Any) -> Any:
+        return None if self.device is None else build(tx, answer(self.device).type == "cuda")
+
+    _replace(_DEVICE, device)
+    _replace(_IS_CUDA, is_cuda)
+
+
+def _replace(name: Name, new: Callable[..., Any]) -> None:
+    owner, attribute = name.owner()
+    setattr(owner, attribute, new)
 
 
 def replace_comm_hook(new: Callable[..., None]) -> Callable[..., None]:

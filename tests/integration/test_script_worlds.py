@@ -68,6 +68,28 @@ def test_cuda_is_answered_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_compiled_regions_may_name_cuda(tmp_path: Path) -> None:
+    data = rehearse(tmp_path, "--", sys.executable, str(SCRIPTS / "cuda_inside.py"))
+    assert {(f["kind"], f["cause"]) for f in data["findings"]} == {
+        ("recompile", "requires_grad"),
+        ("limit_hit", "layer_idx"),
+        ("graph_break", "disabled_function"),
+    }
+    # what hit the limit runs eager, and what breaks is no whole graph
+    assert {b["fullgraph"] for b in data["blocks"]} == {False}
+
+
+@pytest.mark.slow
+def test_fsdp1_ranks_that_part_in_their_collectives_are_told(tmp_path: Path) -> None:
+    script = str(SCRIPTS / "fsdp1.py")
+    data = rehearse(tmp_path, "--rank", "0,1", "--", *TORCHRUN, script, "uneven")
+    assert data["script"]["steps"] == 3
+    (parted,) = (f for f in data["findings"] if f["cause"] == "rank_divergent_recompile")
+    assert (parted["severity"], parted["steps"]) == ("error", [3])
+    assert "while rank 1 calls allreduce of 1 elements (fsdp1.py:" in parted["explanation"]
+
+
+@pytest.mark.slow
 def test_accelerate_says_what_it_would_start(tmp_path: Path) -> None:
     accelerate = (sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2")
     data = rehearse(tmp_path, "--", *accelerate, str(SCRIPTS / "accelerate_loop.py"))

@@ -2,20 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 from cftdiag.rehearse.cuda_alias import Alias
 from cftdiag.target.devices import DEVICES
-
-
-class Other(TorchFunctionMode):
-    """A mode of the script's own."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func(*args, **(kwargs or {}))
 
 
 def test_cuda_in_arguments_is_this_machines_memory() -> None:
@@ -32,16 +22,19 @@ def test_cuda_in_arguments_is_this_machines_memory() -> None:
             torch.nn.Linear(2, 2, device="cuda").cuda().weight,
         ]
         assert alias.asked
-        assert {t.device.type for t in found} == {"cpu"}
+        assert {t.device.type for t in found} == {"cuda"}
         assert torch.device("cuda", 1).index == 1  # a device is still what it says
+    assert {t.device.type for t in found} == {"cpu"}
 
 
-def test_mode_steps_aside_from_under_others_and_comes_back() -> None:
-    with Alias(DEVICES["h200"]) as alias, Other() as other:
-        put_back = alias.off()
-        assert _get_current_function_mode_stack() == [other]
-        again = alias.off()  # a compiled call inside a compiled call
-        again()
-        assert _get_current_function_mode_stack() == [other]
-        put_back()
-        assert _get_current_function_mode_stack() == [alias, other]
+def test_tensors_name_the_device_that_the_script_moved_them_to() -> None:
+    with Alias(DEVICES["h200"], local=3) as alias:
+        here = torch.ones(2)
+        assert not here.is_cuda and here.device.type == "cpu"
+        there = here.to("cuda")
+        assert there.is_cuda and not there.is_cpu and there.device == torch.device("cuda", 3)
+        assert there.get_device() == 3
+        assert torch.empty(2, device="meta").device.type == "meta"
+        # what takes a device from a tensor is mapped again
+        assert torch.zeros(2, device=there.device).sum().item() == 0
+    assert there.device.type == "cpu" and alias.asked

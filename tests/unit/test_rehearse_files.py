@@ -177,9 +177,34 @@ def test_native_readers_and_writers_see_the_same_files(tmp_path: Path) -> None:
             pyarrow.parquet.read_table("out/rows.parquet")["x"].to_pylist(),
             pyarrow.memory_map("raw").read().decode(),
             sorted(os.listdir("out")),
+
+
+def test_native_code_writes_and_reads_what_the_script_sees(tmp_path: Path) -> None:
+    found = guarded(
+        tmp_path,
+        """
+        from cftdiag.rehearse import native_files
+        native_files.install(overlay)
+        import sqlite3
+        import numpy
+        from safetensors.numpy import load_file, save_file
+        with sqlite3.connect("runs.db") as base:
+            base.execute("create table runs (name)")
+        save_file({"weight": numpy.ones(3)}, "model.safetensors")
+        os.makedirs("sub")
+        os.chdir("sub")
+        found = [
+            sqlite3.connect("../runs.db").execute("select count(*) from runs").fetchone()[0],
+            load_file("../model.safetensors")["weight"].tolist(),
+            os.path.relpath(os.getcwd(), os.path.dirname(os.getcwd())),
+            "scratch" in os.getcwd(),
         ]
         """,
         confine=True,
     )
     assert found == [1, [1, 2], "bytes", ["rows.parquet", "tokenizer.json"]]
     assert tree(tmp_path / "work") == {}
+
+
+    assert found == [0, [1.0, 1.0, 1.0], "sub", False]
+    assert list((tmp_path / "work").iterdir()) == []

@@ -1,0 +1,50 @@
+"""Compiled regions that name a device that is not here."""
+
+from __future__ import annotations
+
+from tests.warm import Warm
+
+
+def test_dynamo_sees_no_mode_and_names_of_devices_that_are_here(warm: Warm) -> None:
+    program = """
+    import torch
+    from cftdiag.rehearse import cuda_alias
+    from cftdiag.rehearse.settings import Rehearsal
+
+    alias = cuda_alias.install(Rehearsal(run_dir="", scratch="", device="h200", rank=5, local_world_size=4))
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    class Mode(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            return func(*args, **(kwargs or {}))
+
+    @torch.compiler.disable
+    def between(x):
+        return torch.arange(3, device="cuda") + x.new_ones(3, device=x.device)
+
+    def step(x):
+        if not x.is_cuda or x.device.index != 1:
+            between(x)
+        y = x.cuda() + torch.ones(3, device="cuda") + torch.ones(3, device=x.device).to("cuda:0")
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            assert torch.is_autocast_enabled("cuda")
+            return y @ y
+
+    x = torch.ones(3).cuda()
+    compiled = torch.compile(step, backend=backend)
+    compiled(x)
+    assert len(graphs) == 1, graphs
+    text = graphs[0].print_readable(print_output=False)
+    assert "cuda" not in text.replace("_enter_autocast('cuda'", ""), text
+
+    broken = torch.compile(lambda x: between(x + 1) * 2, backend=backend)
+    assert broken(x).tolist() == [2.0, 4.0, 6.0]
+    with Mode():
+        # a mode of the script's own is traced and guarded as ever
+        assert broken(x).tolist() == [2.0, 4.0, 6.0]
+    """
+    warm.run(program)

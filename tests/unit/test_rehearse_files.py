@@ -177,6 +177,12 @@ def test_native_readers_and_writers_see_the_same_files(tmp_path: Path) -> None:
             pyarrow.parquet.read_table("out/rows.parquet")["x"].to_pylist(),
             pyarrow.memory_map("raw").read().decode(),
             sorted(os.listdir("out")),
+        ]
+        """,
+        confine=True,
+    )
+    assert found == [1, [1, 2], "bytes", ["rows.parquet", "tokenizer.json"]]
+    assert tree(tmp_path / "work") == {}
 
 
 def test_native_code_writes_and_reads_what_the_script_sees(tmp_path: Path) -> None:
@@ -202,9 +208,5 @@ def test_native_code_writes_and_reads_what_the_script_sees(tmp_path: Path) -> No
         """,
         confine=True,
     )
-    assert found == [1, [1, 2], "bytes", ["rows.parquet", "tokenizer.json"]]
-    assert tree(tmp_path / "work") == {}
-
-
     assert found == [0, [1.0, 1.0, 1.0], "sub", False]
     assert list((tmp_path / "work").iterdir()) == []

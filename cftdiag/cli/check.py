@@ -18,6 +18,7 @@ from cftdiag.cli.options import (
     State,
     check_writable,
     debug_option,
+    fail_on_option,
     json_file,
     write_json,
 )
@@ -33,7 +34,6 @@ from cftdiag.options import (
     DTYPE_ALIASES,
     DTYPES,
     DYNAMIC,
-    FAIL_ON,
     FAST_FORWARD,
     METHODS,
     ROUTING,
@@ -224,13 +224,7 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Run Python code that comes with a model of the hub or of a directory.",
 )
-@click.option(
-    "--fail-on",
-    type=click.Choice(FAIL_ON),
-    default="error",
-    show_default=True,
-    help="Lowest severity that makes the exit code 1.",
-)
+@fail_on_option
 @check_script.options
 @json_file
 @click.option("-q", "--quiet", is_flag=True, help="Print the verdict line alone.")

@@ -30,6 +30,10 @@ VERBS = {
         "cftdiag.cli.kernels",
         "The generated code, kernel by kernel, for a device that need not be there.",
     ),
+    "diff": (
+        "cftdiag.cli.diff",
+        "What changed between two checks, runs, kernels reports or plans.",
+    ),
     "report": (
         "cftdiag.cli.report",
         "Render a saved check, a run or a TORCH_TRACE directory: terminal, JSON, Markdown, HTML, SARIF, JUnit.",

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import click
 
+from cftdiag.options import FAIL_ON
 from cftdiag.report import stream
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -49,6 +50,17 @@ def debug_option(function: F) -> F:
 def json_flag(function: F) -> F:
     """``--json`` as a plain flag: JSON on stdout."""
     return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(function)
+
+
+def fail_on_option(function: F) -> F:
+    """``--fail-on``: the lowest severity that makes the exit code 1."""
+    return click.option(
+        "--fail-on",
+        type=click.Choice(FAIL_ON),
+        default="error",
+        show_default=True,
+        help="Lowest severity that makes the exit code 1.",
+    )(function)
 
 
 def json_file(function: F) -> F:

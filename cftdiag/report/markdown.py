@@ -16,9 +16,9 @@ def render(data: Mapping[str, Any]) -> str:
     name, facts = wording.headline(data)
     notes = [*wording.conditions(data), *wording.passes_not_run(data)]
     parts = [
-        f"# cftdiag check: {_plain(name)}",
-        f"**{_plain(wording.verdict_line(data))}**",
-        _plain(facts),
+        f"# cftdiag check: {plain_text(name)}",
+        f"**{plain_text(wording.verdict_line(data))}**",
+        plain_text(facts),
         _list(notes),
     ]
     parts += [*_change_first(data), *_blocks(data), *_compiles(data), *_forecast(data), *_findings(data)]
@@ -30,8 +30,8 @@ def _blocks(data: Mapping[str, Any]) -> list[str]:
     rows = [
         [
             str(g.count),
-            _code(g.cls),
-            _code(g.names),
+            code(g.cls),
+            code(g.names),
             wording.cell(g.graphs),
             wording.yes_no(g.fullgraph),
             str(g.graph_breaks),
@@ -40,27 +40,28 @@ def _blocks(data: Mapping[str, Any]) -> list[str]:
         for g in wording.block_groups(data["blocks"])
     ]
     header = ("count", "class", "blocks", "graphs", "fullgraph", "graph breaks", "recompiles")
-    return ["## Blocks", _table(header, rows)] if rows else []
+    return ["## Blocks", table(header, rows)] if rows else []
 
 
 def _compiles(data: Mapping[str, Any]) -> list[str]:
     compiles = data["compiles"]
     if not compiles:
         return []
-    rows = [[_plain(text) for text in wording.compile_row(c)] for c in compiles[:MAX_COMPILES]]
-    return ["## Compiles", _cut(_table(list(wording.COMPILE_COLUMNS), rows), len(compiles))]
+    rows = [[plain_text(text) for text in wording.compile_row(c)] for c in compiles[:MAX_COMPILES]]
+    return ["## Compiles", _cut(table(list(wording.COMPILE_COLUMNS), rows), len(compiles))]
 
 
 def _forecast(data: Mapping[str, Any]) -> list[str]:
     found = forecast.shown(data)
     if found is None:
         return []
-    parts = ["## Forecast", _plain(found.facts)]
+    parts = ["## Forecast", plain_text(found.facts)]
     if found.steps:
         parts.append(
             _cut(
-                _table(
-                    forecast.STEP_COLUMNS, [[_plain(c) for c in row] for row in found.steps[:MAX_COMPILES]]
+                table(
+                    forecast.STEP_COLUMNS,
+                    [[plain_text(c) for c in row] for row in found.steps[:MAX_COMPILES]],
                 ),
                 len(found.steps),
             )
@@ -68,10 +69,10 @@ def _forecast(data: Mapping[str, Any]) -> list[str]:
     parts.append(_list(text for text, _ in found.remarks))
     parts += ["## Regimes", f"{forecast.REGIMES[0].upper()}{forecast.REGIMES[1:]}."]
     rows = [
-        [_plain(i), visits, _code(bounds) if bounds else "any", _plain(warm)]
+        [plain_text(i), visits, code(bounds) if bounds else "any", plain_text(warm)]
         for i, visits, bounds, warm in found.regimes[:MAX_COMPILES]
     ]
-    parts.append(_cut(_table(("regime", "visits", "bounds", "warm"), rows), len(found.regimes)))
+    parts.append(_cut(table(("regime", "visits", "bounds", "warm"), rows), len(found.regimes)))
     return [*parts, _list([*found.suggestions, *found.notes])]
 
 
@@ -83,20 +84,20 @@ def _cut(table: str, rows: int) -> str:
 def _findings(data: Mapping[str, Any]) -> list[str]:
     parts = ["## Findings"] if data["findings"] else []
     for finding in data["findings"]:
-        parts.append(f"### {finding.get('severity')}: {finding.get('kind')} {_code(finding.get('cause'))}")
-        facts = [_plain(wording.reach(finding))]
+        parts.append(f"### {finding.get('severity')}: {finding.get('kind')} {code(finding.get('cause'))}")
+        facts = [plain_text(wording.reach(finding))]
         place = wording.where(finding)
         if place:
-            facts.append(f"where: {_code(place)}")
+            facts.append(f"where: {code(place)}")
         if finding.get("guard"):
-            facts.append(f"guard: {_code(finding['guard'])}")
-        parts += [_plain(str(finding.get("explanation") or "")), _list(facts, escape=False)]
+            facts.append(f"guard: {code(finding['guard'])}")
+        parts += [plain_text(str(finding.get("explanation") or "")), _list(facts, escape=False)]
         remedies = finding.get("remedies") or []
         if remedies:
             parts.append("What to do:")
             parts.append(
                 "\n".join(
-                    f"{i}. {_plain(str(r.get('summary')))} ({_plain(advice.mark(r, str(finding.get('kind'))))})"
+                    f"{i}. {plain_text(str(r.get('summary')))} ({plain_text(advice.mark(r, str(finding.get('kind'))))})"
                     for i, r in enumerate(remedies, 1)
                 )
             )
@@ -109,9 +110,9 @@ def _change_first(data: Mapping[str, Any]) -> list[str]:
         return []
     parts = []
     for i, row in enumerate(rows, 1):
-        line = f"{i}. {_code(row.text) if row.proved else _plain(row.text)} ({_plain(row.mark)})"
+        line = f"{i}. {code(row.text) if row.proved else plain_text(row.text)} ({plain_text(row.mark)})"
         if row.where:
-            line += f" at {_code(row.where)}"
+            line += f" at {code(row.where)}"
         if row.diff:
             fence = "`" * (2 + max(3, *(line.count("`") for line in row.diff)))
             line += "\n\n" + "\n".join(f"   {text}" for text in (f"{fence}diff", *row.diff, fence))
@@ -124,15 +125,16 @@ def _undetermined(data: Mapping[str, Any]) -> list[str]:
 
 
 def _list(lines: Iterable[str], *, escape: bool = True) -> str:
-    return "\n".join(f"- {_plain(line) if escape else line}" for line in lines if line)
+    return "\n".join(f"- {plain_text(line) if escape else line}" for line in lines if line)
 
 
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table; its cells are Markdown."""
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def _code(text: Any) -> str:
+def code(text: Any) -> str:
     """A code span on one line; a pipe is escaped for tables, a backtick widens the fence."""
     line = " ".join(str(text).split()).replace("|", "\\|")
     fence = "``" if "`" in line else "`"
@@ -140,7 +142,7 @@ def _code(text: Any) -> str:
     return f"{fence}{pad}{line}{pad}{fence}"
 
 
-def _plain(text: str) -> str:
+def plain_text(text: str) -> str:
     """One line without meaning for Markdown: names such as ``__init__`` and ``x | y`` stay as they are."""
     line = " ".join(text.split())
     for mark in ("\\", "*", "_", "`", "<", "|"):

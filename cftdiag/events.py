@@ -164,6 +164,11 @@ class Event:
             raise TypeError(f"an event of kind {self.kind!r} has a {type(self.detail).__name__}")
 
     @property
+    def counts_as_compile(self) -> bool:
+        """True for a graph of a forward region that came out: its backward graph belongs to the same compile."""
+        return self.kind == "compile" and self.compiled.status == "ok" and self.region != "backward"
+
+    @property
     def compiled(self) -> CompileDetail:
         """The detail of a ``compile``."""
         return self._detail(CompileDetail)

@@ -90,7 +90,7 @@ def compiled(events: Iterable[Event]) -> tuple[Compile, ...]:
 
 def is_compile(event: Event) -> bool:
     """True for a graph of a forward region that came out."""
-    return event.kind == "compile" and event.compiled.status == "ok" and event.region != "backward"
+    return event.counts_as_compile
 
 
 def _region(event: Event) -> str:

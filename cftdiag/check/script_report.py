@@ -135,7 +135,7 @@ def _compiles(rehearsed: Rehearsed) -> Iterator[dict[str, Any]]:
     causes = {(e.rank, e.compile_id, e.step): e.detail.cause for e in run.events if e.kind == "recompile"}
     shapes = {(s.rank, s.step): s.shapes for s in run.steps}
     for event in run.events:
-        if not _is_compile(event):
+        if not event.counts_as_compile:
             continue
         batch = event.detail.batch or argument_shape(event)
         if batch is None and shapes.get((event.rank, event.step)):
@@ -152,10 +152,6 @@ def _compiles(rehearsed: Rehearsed) -> Iterator[dict[str, Any]]:
         }
 
 
-def _is_compile(event: Event) -> bool:
-    return event.kind == "compile" and event.compiled.status == "ok" and event.region != "backward"
-
-
 def _blocks(rehearsed: Rehearsed, findings: Sequence[Finding]) -> list[BlockResult]:
     """Compiled modules of the first rank, and the layers of a model that is compiled as a whole."""
     session = next((s for s in rehearsed.run.sessions if s.rank == rehearsed.first.rank), None)
@@ -167,7 +163,8 @@ def _blocks(rehearsed: Rehearsed, findings: Sequence[Finding]) -> list[BlockResu
         if event.block is not None and event.kind in ("compile", "graph_break"):
             named.setdefault(event.block, event.block_class or "")
     graphs = {
-        name: sum(_graphs(e) for e in session.events if _is_compile(e) and e.block == name) for name in named
+        name: sum(_graphs(e) for e in session.events if e.counts_as_compile and e.block == name)
+        for name in named
     }
     if _WHOLE in named and outcome is not None:
         for name, cls in outcome.members:

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cftdiag.cli import check_script
+from cftdiag.cli import check_script, early
 from cftdiag.cli.options import (
     Layers,
     Lengths,
+    Seconds,
     Setting,
     State,
     check_writable,
@@ -201,7 +202,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--timeout",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Seconds(min=0, min_open=True),
     default=DEFAULT_TIMEOUT_S,
     show_default=True,
     help="Seconds for each pass.",
@@ -214,7 +215,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--verify-budget",
-    type=click.FloatRange(min=0),
+    type=Seconds(min=0),
     default=DEFAULT_VERIFY_BUDGET_S,
     show_default=True,
     help="Seconds for all proofs together.",
@@ -261,6 +262,7 @@ def check(
         script = check_script.asked(command, options, steps=steps, ranks=ranks, weights=weights, keep=keep)
     else:
         check_script.refuse_own()
+    _refuse(options)
     asked = CheckOptions(**options | {"torch_config": dict(options["torch_config"])})
     if asked.subject.method != "full":
         asked = asked.with_(transform=APPLY_METHOD)
@@ -294,6 +296,20 @@ def check(
         for path in save_plots(report.forecast, plots):
             click.echo(f"wrote {path}", err=True)
     return report.exit_code(fail_on)
+
+
+def _refuse(options: dict[str, Any]) -> None:
+    """Refuse what would have no effect or could not end well, before torch is imported."""
+    if options["depth"] == "trace" and options["target"] is not None:
+        raise click.UsageError("--depth trace stops before --target's code is generated; drop one of the two")
+    if options["flash_varlen"] and (options["attn"] or "sdpa") in ("sdpa", "eager", "flex_attention"):
+        raise click.UsageError(
+            f"--flash-varlen passes sequence boundaries that attention {options['attn'] or 'sdpa'} does not read; "
+            "give --attn flash_attention_2 or drop it"
+        )
+    early.refuse_sizes(options["batch_size"], options["lengths"])
+    early.refuse_settings(dict(options["torch_config"]))
+    early.refuse_source(options["model"])
 
 
 def _asked() -> dict[str, Any]:

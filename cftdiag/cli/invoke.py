@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -10,6 +11,8 @@ import click
 
 from cftdiag.cli.options import State
 from cftdiag.errors import EnvironmentUnfit, InputError
+from cftdiag.escape import escaped
+from cftdiag.report.stream import reader_gone
 
 
 class Interrupted(click.ClickException):
@@ -23,7 +26,7 @@ class Interrupted(click.ClickException):
 
 def tell(message: str) -> None:
     """An error's line on stderr."""
-    click.echo(f"error: {message}", err=True)
+    click.echo(f"error: {escaped(message)}", err=True)
 
 
 def invoke(
@@ -50,6 +53,7 @@ def invoke(
 
     try:
         code = command.main(args=args, prog_name=prog, standalone_mode=False, obj=state)
+        sys.stdout.flush()
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.ctx.get_help() if error.ctx else str(error))
         return 2
@@ -63,6 +67,10 @@ def invoke(
         return fail(str(error), 2)
     except (KeyboardInterrupt, click.Abort):
         return fail(Interrupted().message, 3)
+    except OSError as error:
+        if not bugs_in_a_line:
+            raise
+        return fail(_not_written(error), 3)
     except Exception as error:
         if not bugs_in_a_line:
             raise
@@ -70,6 +78,16 @@ def invoke(
         text = f"internal error: {type(error).__name__}: {error}; run again with --debug for the traceback"
         return fail(text, 3)
     return code if isinstance(code, int) else 0
+
+
+def _not_written(error: OSError) -> str:
+    """A system's refusal; one without a file's name met the process's own output."""
+    if error.filename is not None:
+        return f"{error.filename}: {error.strerror or error}; check the file and its permissions"
+    if error.errno in (errno.ENOSPC, errno.EIO, errno.EBADF, errno.EDQUOT):
+        reader_gone(sys.stdout)
+        return f"cannot write the output: {error.strerror}; write it elsewhere"
+    return f"{error.strerror or error}; run again with --debug for the traceback"
 
 
 def _usage_message(error: click.ClickException) -> str:

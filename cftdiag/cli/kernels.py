@@ -13,10 +13,10 @@ from typing import Any
 
 import click
 
-from cftdiag.cli.options import Lengths, Setting, debug_option, json_flag
+from cftdiag.cli import early
+from cftdiag.cli.options import Lengths, Setting, check_writable, debug_option, write_json
 from cftdiag.errors import EnvironmentUnfit
 from cftdiag.options import ATTENTIONS, DTYPE_ALIASES, DTYPES, DYNAMIC
-from cftdiag.report import stream
 from cftdiag.target.devices import TARGETS
 
 
@@ -86,7 +86,14 @@ from cftdiag.target.devices import TARGETS
     metavar="DIR",
     help="Write the report, the output code and each kernel into DIR.",
 )
-@json_flag
+@click.option(
+    "--json",
+    "json_path",
+    is_flag=False,
+    flag_value="-",
+    metavar="[FILE|-]",
+    help="Write the report as JSON to FILE, or to stdout alone with - or nothing.",
+)
 @debug_option
 def kernels(
     model: str,
@@ -97,7 +104,7 @@ def kernels(
     source: bool,
     bytecode: bool,
     out: Path | None,
-    as_json: bool,
+    json_path: str | None,
     **options: Any,
 ) -> int:
     """Show what Inductor generates for each kind of block: kernels, fused operators, registers, bytes, and
@@ -108,6 +115,10 @@ def kernels(
     """
     from cftdiag.kernels import job, render
 
+    check_writable(json_path)
+    early.refuse_sizes(options["batch_size"], options["lengths"])
+    early.refuse_settings(dict(torch_config))
+    early.refuse_source(model)
     where = target or _present()
     if out is not None:
         _make(out)
@@ -117,7 +128,7 @@ def kernels(
             target=where,
             block=block,
             compile_kernels=compile_kernels,
-            with_source=source or out is not None or as_json,
+            with_source=source or out is not None or json_path is not None,
             with_bytecode=bytecode,
             torch_config=dict(torch_config),
             progress=progress,
@@ -125,10 +136,10 @@ def kernels(
         )
     if out is not None:
         _write(out, data)
-    if as_json:
-        stream.write(json.dumps(data, indent=2))
-    else:
+    if json_path != "-":
         render.show(data, sources=source, code=bytecode)
+    if json_path is not None:
+        write_json(json_path, data)
     return 0
 
 

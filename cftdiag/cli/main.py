@@ -12,6 +12,7 @@ import click
 from cftdiag import __version__
 from cftdiag.cli.invoke import Interrupted, invoke
 from cftdiag.cli.options import debug_option
+from cftdiag.report import stream
 
 #: Verb -> (module with a command of the verb's name, one-line help). The help is here so that listing the
 #: verbs imports none of them.
@@ -78,6 +79,7 @@ def cli() -> None:
 
 def main(args: Sequence[str] | None = None) -> NoReturn:
     """Run the command line with ``args`` (default: the process's own) and exit."""
+    stream.prepare()
     sys.exit(run(args))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import json
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -92,6 +93,18 @@ class Lengths(click.ParamType):
         return lengths
 
 
+class Seconds(click.FloatRange):
+    """A finite number of seconds within a range."""
+
+    name = "seconds"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        seconds = float(super().convert(value, param, ctx))
+        if not math.isfinite(seconds):
+            self.fail(f"{value} is no number of seconds", param, ctx)
+        return seconds
+
+
 class Layers(click.ParamType):
     """``all``, ``auto`` or a positive integer, as text."""
 
@@ -144,7 +157,8 @@ def write_text(path: str, text: str) -> None:
         stream.write(text)
         return
     try:
-        Path(path).write_text(text if text.endswith("\n") else text + "\n", encoding="utf-8")
+        with open(path, "w", encoding="utf-8", errors="backslashreplace") as out:
+            out.write(text if text.endswith("\n") else text + "\n")
     except OSError as error:
         raise click.UsageError(
             f"cannot write {path}: {error.strerror or error}; name another file"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
 import click
 
 from cftdiag.cli.options import debug_option, json_file, write_json, write_text
+from cftdiag.error_text import one_line
 from cftdiag.errors import InputError
 
 
@@ -71,21 +73,30 @@ def report(
     streams = [name for name, target in asked.items() if target == "-"]
     if len(streams) > 1:
         raise InputError("only one form can go to stdout; give the others a file")
-    if json_path is not None:
-        write_json(json_path, data if run is None else run)
-    for name, render in (
-        ("markdown_path", markdown.render),
-        ("html_path", html.render),
-        ("sarif_path", sarif.render),
-        ("junit_path", junit.render),
-    ):
-        target = paths[name]
-        if target is not None:
-            write_text(target, render(data))
-    if not streams and run is not None:
-        run_view.show(run, quiet=quiet)
-    elif not streams:
-        terminal.show(data, quiet=quiet)
+    try:
+        if json_path is not None:
+            write_json(json_path, data if run is None else run)
+        for name, render in (
+            ("markdown_path", markdown.render),
+            ("html_path", html.render),
+            ("sarif_path", sarif.render),
+            ("junit_path", junit.render),
+        ):
+            target = paths[name]
+            if target is not None:
+                write_text(target, render(data))
+        # who asks for a form wants that form; the verdict says that all went well
+        brief = quiet or any(asked.values())
+        if not streams and run is not None:
+            run_view.show(run, quiet=brief)
+        elif not streams:
+            terminal.show(data, quiet=brief)
+    except (AttributeError, KeyError, IndexError, OverflowError, TypeError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(
+            f"{path}: holds something that no rendering takes ({one_line(error)}); write the file again"
+        ) from error
     if not quiet:
         for target in asked.values():
             if target not in (None, "-"):
@@ -101,7 +112,12 @@ def _read_run(path: str, eager: str | None) -> dict[str, Any]:
 
 def _seconds(eager: str | None) -> float | str | None:
     """``--eager``: a number of seconds, else the path of a run."""
+    if eager is None:
+        return None
     try:
-        return None if eager is None else float(eager)
+        seconds = float(eager)
     except ValueError:
         return eager
+    if not (math.isfinite(seconds) and seconds > 0):
+        raise InputError(f"--eager {eager} is no time of a step; give seconds above 0, or a run")
+    return seconds

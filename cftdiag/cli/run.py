@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from cftdiag.cli.options import debug_option
+from cftdiag.cli.options import Seconds, debug_option
 
 
 @click.command(
@@ -51,7 +51,7 @@ from cftdiag.cli.options import debug_option
 @click.option(
     "--compile-budget",
     "compile_budget_s",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Seconds(min=0, min_open=True),
     metavar="S",
     help="Alarm above S seconds of compiling.",
 )
@@ -84,7 +84,7 @@ from cftdiag.cli.options import debug_option
 @click.option(
     "--eager-step-seconds",
     "eager_step_s",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Seconds(min=0, min_open=True),
     metavar="S",
     help="An eager step, for the break-even.",
 )
@@ -128,10 +128,11 @@ def run(
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     narrator = Narrator(directory, quiet=quiet)
-    narrator.start()
     try:
+        narrator.start()
         code = launch.run(command, launch.environment(directory, settings, trace=trace), narrator.poll)
     except OSError as error:
+        launch.discard(directory)
         raise click.UsageError(
             f"cannot start {command[0]}: {error.strerror or error}; check the command after --"
         ) from error

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from cftdiag.cli.options import debug_option
+from cftdiag.cli.options import Seconds, debug_option
 
 
 @click.command(short_help="Live view of a run directory.")
@@ -16,7 +16,7 @@ from cftdiag.cli.options import debug_option
 @click.option("--once", is_flag=True, help="Print the present state and end.")
 @click.option(
     "--wait",
-    type=click.FloatRange(min=0),
+    type=Seconds(min=0),
     default=30.0,
     show_default=True,
     metavar="S",
@@ -34,11 +34,15 @@ def watch(run: Path, once: bool, wait: float) -> int:
     from cftdiag.report import watch_screen as screen
 
     deadline = time.monotonic() + (0.0 if once else wait)
+    told = once or is_run(run)
     while not is_run(run):
         if time.monotonic() >= deadline:
             raise click.UsageError(
                 f"{run}: no run directory; give the directory that cftdiag run or cftdiag.Monitor writes"
             )
+        if not told:
+            told = True
+            click.echo(f"waiting for {run}, {wait:.0f} s at most", err=True)
         time.sleep(0.2)
     view = View(run)
     view.refresh()

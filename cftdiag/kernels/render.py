@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.syntax import Syntax
 from rich.text import Text
 
-from cftdiag.report.console import console_for, print_line, print_prose, table_lines
+from cftdiag.report.console import console_for, print_line, print_prose, print_table
 
 _HEADER = (
     "kernel",
@@ -92,20 +92,18 @@ def _graph(console: Console, graph: Mapping[str, Any], sources: bool) -> None:
     )
     launches = Counter(map(_launch, graph["kernels"]))
     kernels = list({_launch(k): k for k in graph["kernels"]}.values())
-    for line in table_lines(
-        [_row(k, launches[_launch(k)]) for k in kernels], header=_HEADER, right=_RIGHT, indent=4
-    ):
-        print_line(console, line)
+    print_table(
+        console, [_row(k, launches[_launch(k)]) for k in kernels], header=_HEADER, right=_RIGHT, indent=4
+    )
     rows = [
         [e["op"], *_numbers(e["bytes"], e["flops"], e["roofline"]), _places(e["lines"])]
         for e in graph["externs"]
     ]
     if rows:
         print_line(console)
-        for line in table_lines(
-            rows, header=("library call", *_HEADER[2:7], "line"), right=range(1, 6), indent=4
-        ):
-            print_line(console, line)
+        print_table(
+            console, rows, header=("library call", *_HEADER[2:7], "line"), right=range(1, 6), indent=4
+        )
     print_line(console)
     for kernel in kernels:
         print_line(

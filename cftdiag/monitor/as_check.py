@@ -11,7 +11,9 @@ from typing import Any
 def as_check(run: Mapping[str, Any]) -> dict[str, Any]:
     """The same findings, blocks and compiles as a dict like ``cftdiag.check/1``; depth is ``run``."""
     recompiled = {(r["rank"], r["compile_id"], r["step"]): r["cause"] for r in run["recompiles"]}
-    forward = [c for c in run["compiles"] if c.get("region") != "backward"]
+    forward = [
+        c for c in run["compiles"] if c.get("region") != "backward" and c.get("status") in ("ok", None)
+    ]
     compiles = [
         {
             "compile_id": c["compile_id"],
@@ -21,6 +23,8 @@ def as_check(run: Mapping[str, Any]) -> dict[str, Any]:
             "seconds": c["seconds"],
             "cause": recompiled.get((c["rank"], c["compile_id"], c["step"])),
             "tlparse": c.get("tlparse"),
+            # the ids of several ranks are alike
+            **({"rank": c["rank"]} if run["ranks"] > 1 else {}),
         }
         for c in forward
     ]
@@ -34,7 +38,7 @@ def as_check(run: Mapping[str, Any]) -> dict[str, Any]:
         "subject": {
             "type": "run",
             "name": run["source"]["path"],
-            "model_class": f"{run['ranks']} ranks, {run['steps']} steps",
+            "model_class": f"{_counted(run['ranks'], 'rank')}, {_counted(run['steps'], 'step')}",
             "world_size": run["world_size"],
         },
         "depth": "run",
@@ -78,3 +82,7 @@ def _blocks(run: Mapping[str, Any]) -> list[dict[str, Any]]:
         # In a run no graph break means that the block was captured whole.
         block["fullgraph"] = block["graph_breaks"] == 0 if block["graphs"] else None
     return list(found.values())
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" + ("" if count == 1 else "s")

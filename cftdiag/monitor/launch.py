@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
@@ -39,8 +40,10 @@ def environment(directory: Path, settings: Mapping[str, Any], *, trace: bool = F
 
 
 def prepare(directory: Path, command: Sequence[str], settings: Mapping[str, Any]) -> None:
-    """Make the run directory and ``run.json``; ``ValueError`` when it cannot be made or holds another run."""
-    if (directory / rundir.RUN_FILE).exists() or (directory / rundir.EVENTS).exists():
+    """Make the run directory and ``run.json``; ``ValueError`` when it cannot be made or holds another run. A run
+    that ended before any rank left an event is replaced.
+    """
+    if _holds_a_run(directory):
         raise ValueError(f"{directory} already holds a run; give another --run-dir")
     try:
         for name in (rundir.EVENTS, rundir.RANKS):
@@ -59,6 +62,22 @@ def prepare(directory: Path, command: Sequence[str], settings: Mapping[str, Any]
         raise ValueError(
             f"cannot write the run directory {directory} ({error.strerror or error}); give another --run-dir"
         ) from error
+
+
+def _holds_a_run(directory: Path) -> bool:
+    events = directory / rundir.EVENTS
+    if events.is_dir() and any(events.iterdir()):
+        return True
+    kept = rundir.read_json(directory / rundir.RUN_FILE)
+    return "ended" not in kept if kept is not None else (directory / rundir.RUN_FILE).exists()
+
+
+def discard(directory: Path) -> None:
+    """Take back what :func:`prepare` made for a command that could not be started, and nothing else."""
+    (directory / rundir.RUN_FILE).unlink(missing_ok=True)
+    for made in (directory / rundir.EVENTS, directory / rundir.RANKS, directory):
+        with contextlib.suppress(OSError):
+            made.rmdir()  # an empty one alone
 
 
 def run(command: Sequence[str], env: Mapping[str, str], poll: Callable[[], None]) -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cftdiag.error_text import shorten
+from cftdiag.escape import escaped
 from cftdiag.events import Event
 from cftdiag.monitor.alarms import Rules, why
 from cftdiag.monitor.divergence import ranks_text
@@ -69,7 +70,8 @@ class Narrator:
             self._ranks.add(int(head["rank"]))
             self._rules[int(head["rank"])] = Rules.of(head.get("settings") or {})
         for event in news.events:
-            self._counts[event.kind] = self._counts.get(event.kind, 0) + 1
+            if event.kind != "compile" or event.counts_as_compile:
+                self._counts[event.kind] = self._counts.get(event.kind, 0) + 1
             alarms = self._rules.setdefault(event.rank, Rules()).feed(event)
             shouts = [a.message for a in alarms if a.kind in ("limit_near", "compile_budget")]
             late = any(a.kind == "recompile_after_warmup" for a in alarms)
@@ -123,7 +125,7 @@ class Narrator:
     def _print(self, text: str) -> None:
         if not self._quiet:
             try:
-                print(f"cftdiag: {' '.join(text.split())}", file=sys.stderr, flush=True)
+                print(f"cftdiag: {escaped(' '.join(text.split()))}", file=sys.stderr, flush=True)
             except OSError:
                 self._quiet = True  # the terminal has gone; the command may still have its own output
 

@@ -140,9 +140,10 @@ def _rank(run: RunFiles, rank: int) -> dict[str, Any]:
         "ended": last.end is not None,
         "last_seen": live.get("time") or max((s.time for s in last.steps), default=None),
         "compile_s": _round(sum(compile_seconds(e) for e in events)),
+        "compiles": sum(e.counts_as_compile for e in events),
         **{
             f"{kind}s": sum(e.kind == kind for e in events)
-            for kind in ("compile", "recompile", "graph_break", "limit_hit", "error")
+            for kind in ("recompile", "graph_break", "limit_hit", "error")
         },
     }
 

@@ -162,7 +162,9 @@ class View:
             view.busy.add(event.step)
         view.recompiles += event.kind == "recompile"
         if event.block is not None:
-            self.blocks.setdefault(event.block, collections.Counter())[event.kind] += 1
+            counts = self.blocks.setdefault(event.block, collections.Counter())
+            if event.kind != "compile" or event.counts_as_compile:
+                counts[event.kind] += 1
             self.classes.setdefault(event.block, event.block_class or "module")
         if event.kind not in TOLD:
             return

@@ -9,7 +9,7 @@ from typing import Any, TextIO
 from rich.console import Console
 from rich.text import Text
 
-from cftdiag.report.console import console_for, print_line, print_prose, table_lines
+from cftdiag.report.console import console_for, print_line, print_prose, print_table
 
 
 def show_list(
@@ -18,8 +18,7 @@ def show_list(
     """Print every cause, one a line, by kind."""
     console = console_for(file, width)
     rows = [[str(c["key"]), _kinds(c), str(c.get("title") or "")] for c in causes]
-    for line in table_lines(rows, header=("cause", "kind", "what"), indent=0):
-        print_line(console, line)
+    print_table(console, rows, header=("cause", "kind", "what"), indent=0)
     print_line(console, Text("cftdiag explain CAUSE shows the page of one cause", style="dim"))
 
 

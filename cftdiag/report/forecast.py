@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from cftdiag.report.console import print_line, print_prose, table_lines
+from cftdiag.report.console import print_line, print_prose, print_table
 from cftdiag.report.wording import plural
 
 #: Rows of a list that are shown; the JSON holds all.
@@ -127,7 +127,6 @@ def _suggestion(suggestion: Mapping[str, Any]) -> str:
 
 def _table(console: Console, rows: list[list[str]], header: tuple[str, ...] | None) -> None:
     right = (0, 1, 2, 3) if header else (1,)
-    for line in table_lines(rows[:MAX_ROWS], header=list(header) if header else None, right=right):
-        print_line(console, line)
+    print_table(console, rows[:MAX_ROWS], header=list(header) if header else None, right=right)
     if len(rows) > MAX_ROWS:
         print_line(console, Text(f"  ... {len(rows) - MAX_ROWS} more (--json has all)", style="dim"))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from cftdiag import __version__
+from cftdiag.escape import escaped
 from cftdiag.report import advice, forecast, wording
 
 
@@ -20,6 +21,7 @@ def render(data: Mapping[str, Any]) -> str:
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        finalize=lambda value: escaped(value) if type(value) is str else value,
     )
     name, facts = wording.headline(data)
     compiles = data["compiles"]

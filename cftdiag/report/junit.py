@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 from xml.etree import ElementTree
 
+from cftdiag.escape import escaped
 from cftdiag.findings import covers
 from cftdiag.report import advice, wording
-
-#: Control characters that XML 1.0 cannot hold, in a guard or an evidence text for example.
-_INVALID = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")
 
 
 def render(data: Mapping[str, Any]) -> str:
@@ -108,4 +105,5 @@ def _child(parent: ElementTree.Element, tag: str, text: str, **attributes: str) 
 
 
 def _clean(text: str) -> str:
-    return _INVALID.sub("?", text)
+    """What XML 1.0 cannot hold, shown; lines stay lines."""
+    return "\n".join(map(escaped, text.split("\n")))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from cftdiag.escape import escaped
 from cftdiag.report import advice, forecast, wording
 
 #: Rows of the table of compiles; the JSON holds all.
@@ -136,15 +137,15 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def code(text: Any) -> str:
     """A code span on one line; a pipe is escaped for tables, a backtick widens the fence."""
-    line = " ".join(str(text).split()).replace("|", "\\|")
+    line = escaped(" ".join(str(text).split())).replace("|", "\\|")
     fence = "``" if "`" in line else "`"
     pad = " " if "`" in line else ""
     return f"{fence}{pad}{line}{pad}{fence}"
 
 
 def plain_text(text: str) -> str:
-    """One line without meaning for Markdown: names such as ``__init__`` and ``x | y`` stay as they are."""
-    line = " ".join(text.split())
-    for mark in ("\\", "*", "_", "`", "<", "|"):
+    """One line without meaning for Markdown: names such as ``__init__``, ``x | y`` and ``[x](y)`` stay as they are."""
+    line = escaped(" ".join(text.split()))
+    for mark in ("\\", "*", "_", "`", "<", "|", "[", "]", "~", "#"):
         line = line.replace(mark, f"\\{mark}")
     return line

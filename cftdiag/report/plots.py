@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
+from cftdiag.escape import escaped
+
 #: Colours that stay apart for most kinds of colour blindness (Okabe and Ito, 2008).
 _COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999")
 _EAGER = "#000000"
@@ -121,7 +123,7 @@ def _label(regime: Mapping[str, Any], shared: Set[str]) -> str:
         + (f" ({', '.join(variants)})" if variants else "")
         + f" - {regime['visits']:,}x"
     )
-    return text.replace("$", r"\$")  # no mathematics to Matplotlib
+    return escaped(text).replace("$", r"\$")  # no mathematics to Matplotlib
 
 
 class _Places:

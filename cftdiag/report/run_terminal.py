@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from cftdiag.report import terminal, wording
-from cftdiag.report.console import console_for, print_line, print_prose, table_lines
+from cftdiag.report.console import console_for, print_line, print_prose, print_table
 
 #: Rows of a list that are shown; the JSON holds all.
 MAX_ROWS = 16
@@ -117,8 +117,7 @@ def _ranks(console: Console, data: Mapping[str, Any]) -> None:
         for row in rows[:MAX_RANKS]
     ]
     header = ("rank", "host", "steps", "compiles", "recompiles", "breaks", "limit hits", "compile s")
-    for line in table_lines(cells, header=header, right=(0, 2, 3, 4, 5, 6, 7)):
-        print_line(console, line)
+    print_table(console, cells, header=header, right=(0, 2, 3, 4, 5, 6, 7))
     terminal._more(console, len(rows) - MAX_RANKS)
 
 
@@ -157,10 +156,12 @@ def _compiles(console: Console, data: Mapping[str, Any]) -> None:
                 cause or status or ("first" if step <= 1 else ""),
             ]
         )
-    for line in table_lines(
-        cells[:MAX_ROWS], header=("step", "block", "ranks", "batch", "seconds", "cause"), right=(0, 4)
-    ):
-        print_line(console, line)
+    print_table(
+        console,
+        cells[:MAX_ROWS],
+        header=("step", "block", "ranks", "batch", "seconds", "cause"),
+        right=(0, 4),
+    )
     terminal._more(console, len(cells) - MAX_ROWS)
 
 
@@ -188,10 +189,12 @@ def _causes(console: Console, data: Mapping[str, Any]) -> None:
                 wording.number_ranges({row["step"] for row in rows}),
             ]
         )
-    for line in table_lines(
-        cells[:MAX_ROWS], header=("cause", "class", "blocks", "times", "seconds", "steps"), right=(3, 4)
-    ):
-        print_line(console, line)
+    print_table(
+        console,
+        cells[:MAX_ROWS],
+        header=("cause", "class", "blocks", "times", "seconds", "steps"),
+        right=(3, 4),
+    )
     terminal._more(console, len(cells) - MAX_ROWS)
 
 
@@ -218,8 +221,7 @@ def _divergence(console: Console, data: Mapping[str, Any]) -> None:
             ]
         )
     header = ("step", "ranks", "waiting", "seconds", "lost", "batch", "guard")
-    for line in table_lines(cells, header=header, right=(0, 3, 4)):
-        print_line(console, line)
+    print_table(console, cells, header=header, right=(0, 3, 4))
     terminal._more(console, len(rows) - MAX_ROWS)
 
 
@@ -250,10 +252,9 @@ def _guards(console: Console, data: Mapping[str, Any]) -> None:
                 ]
             )
         if cells:
-            for line in table_lines(
-                cells, header=("block", "entry", "matched", "failed", "failing guard"), right=(2, 3)
-            ):
-                print_line(console, line)
+            print_table(
+                console, cells, header=("block", "entry", "matched", "failed", "failing guard"), right=(2, 3)
+            )
         terminal._more(console, len(missed) - MAX_ROWS)
 
 

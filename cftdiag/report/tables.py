@@ -8,7 +8,7 @@ from typing import Any, TextIO
 from rich.text import Text
 
 from cftdiag.catalogue import Entry
-from cftdiag.report.console import console_for, print_line, print_prose, table_lines
+from cftdiag.report.console import console_for, print_line, print_prose, print_table
 from cftdiag.report.wording import parameters, plural, yes_no
 
 
@@ -19,13 +19,13 @@ def show_models(entries: Sequence[Entry], *, file: TextIO | None = None, width: 
         [e.name, parameters(e.params), str(e.layers or "-"), e.model_type, e.hub_id, yes_no(e.verified)]
         for e in entries
     ]
-    for line in table_lines(
+    print_table(
+        console,
         rows,
         header=("name", "parameters", "layers", "architecture", "hub id", "verified"),
         right=(1, 2),
         indent=0,
-    ):
-        print_line(console, line)
+    )
     print_line(
         console,
         f"{plural(len(entries), 'entry').replace('entrys', 'entries')}; verified: the count agrees with the published total",
@@ -52,8 +52,7 @@ def show_doctor(state: Mapping[str, Any], *, file: TextIO | None = None, width: 
         good = sum(row["ok"] for row in names)
         facts.append(["private names", f"{good} of {len(names)} as expected in this torch"])
         facts.append(["deepest depth", state["depth"] or "none"])
-    for line in table_lines(facts, indent=0):
-        print_line(console, line)
+    print_table(console, facts, indent=0)
     if state["self_test"]:
         print_line(console)
         print_line(console, Text("Self-test", style="bold"))
@@ -65,8 +64,7 @@ def show_doctor(state: Mapping[str, Any], *, file: TextIO | None = None, width: 
             ]
             for test in state["self_test"]
         ]
-        for line in table_lines(rows):
-            print_line(console, line)
+        print_table(console, rows)
     for title, notes in (("Degraded", state["degraded"]), ("Problems", state["problems"])):
         if notes:
             print_line(console)

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from cftdiag.report import advice, forecast, wording
-from cftdiag.report.console import console_for, print_line, print_prose, table_lines
+from cftdiag.report.console import console_for, print_line, print_prose, print_table
 
 #: Rows of a list that are shown; the JSON holds all.
 MAX_COMPILES = 16
@@ -77,8 +77,7 @@ def _blocks(console: Console, data: Mapping[str, Any]) -> None:
                 *(Text(fact, style=style if i else "") for i, fact in enumerate(facts)),
             ]
         )
-    for line in table_lines(rows):
-        print_line(console, line)
+    print_table(console, rows)
 
 
 def _compiles(console: Console, data: Mapping[str, Any]) -> None:
@@ -87,8 +86,7 @@ def _compiles(console: Console, data: Mapping[str, Any]) -> None:
         return
     _title(console, "Compiles")
     rows = [wording.compile_row(c) for c in compiles]
-    for line in table_lines(rows[:MAX_COMPILES], header=list(wording.COMPILE_COLUMNS), right=(2, 3, 4)):
-        print_line(console, line)
+    print_table(console, rows[:MAX_COMPILES], header=list(wording.COMPILE_COLUMNS), right=(2, 3, 4))
     _more(console, len(rows) - MAX_COMPILES)
 
 

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from cftdiag.monitor.alarms import why
 from cftdiag.monitor.run_state import RankView, View
-from cftdiag.report.console import console_for, table_lines
+from cftdiag.report.console import console_for, print_line, table_lines, visible
 from cftdiag.report.wording import fold_names, number_ranges, plural
 
 #: Ranks shown one by one; more are shown by what they do.
@@ -26,7 +26,7 @@ def show(
     """Print the present state once."""
     console = console_for(file, width)
     for line in lines(view, time.time() if now is None else now):
-        console.print(line, soft_wrap=True)
+        print_line(console, line)
 
 
 def follow(view: View, *, every_s: float = 0.5, file: TextIO | None = None) -> None:
@@ -54,20 +54,20 @@ def _print_changes(view: View, console: Console, every_s: float) -> None:
         rows = [line.plain for line in event_lines(view)]
         for row in rows:
             if row not in seen:
-                console.print(row, soft_wrap=True)
+                print_line(console, row)
         seen = rows
         waiting = view.waiting()
         if waiting is not None and time.monotonic() - told > 10:
             told = int(time.monotonic())
-            console.print(waiting.sentence(time.time()), soft_wrap=True)
+            print_line(console, waiting.sentence(time.time()))
         if view.finished:
-            console.print(headline(view, time.time()), soft_wrap=True)
+            print_line(console, headline(view, time.time()))
             return
         time.sleep(every_s)
 
 
 def _group(view: View) -> RenderableType:
-    return Group(*lines(view, time.time()))
+    return Group(*map(visible, lines(view, time.time())))
 
 
 def lines(view: View, now: float) -> list[Text]:

@@ -221,6 +221,7 @@ def test_a_directory_that_vanishes_costs_one_warning(tmp_path: Path) -> None:
 
 def test_bad_input_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "old" / "events").mkdir(parents=True)
+    (tmp_path / "old" / "events" / "rank00000.jsonl").write_text("")
     for directory, command, said in (
         (tmp_path / "old", ["true"], "already holds a run; give another --run-dir"),
         (tmp_path / "new", ["no-such-command"], "cannot start no-such-command"),

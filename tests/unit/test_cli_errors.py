@@ -172,3 +172,24 @@ def test_models_table_is_plain_when_piped(capsys: pytest.CaptureFixture[str]) ->
         "yes",
     ]
     assert "\x1b" not in "".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("given", "file"), [(["--json"], None), (["--json", "-"], None), (["--json", "out.json"], "out.json")]
+)
+def test_kernels_writes_json_to_a_file_or_to_stdout(
+    given: list[str],
+    file: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from cftdiag.kernels import job, render
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(job, "kernels", lambda model, **options: {"model": model, "blocks": []})
+    monkeypatch.setattr(render, "show", lambda data, **options: print("the report"))
+    assert run(["kernels", "--target", "h200", *given, "--model", "Qwen3-4B"]) == 0
+    out = capsys.readouterr().out
+    assert json.loads(out if file is None else Path(file).read_text())["model"] == "Qwen3-4B"
+    assert file is None or out == "the report\n"

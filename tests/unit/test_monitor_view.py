@@ -8,11 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import monitor_samples as samples
+import pytest
 
+from cftdiag.cli.main import run
+from cftdiag.monitor import launch, report
+from cftdiag.monitor.as_check import as_check
 from cftdiag.monitor.follow import Tail
 from cftdiag.monitor.narrate import Narrator
 from cftdiag.monitor.run_state import View
-from cftdiag.report import watch_screen
+from cftdiag.report import markdown, watch_screen
 
 
 def state(path: Path, rank: int, **facts: Any) -> None:
@@ -138,3 +142,76 @@ def test_an_event_waits_a_moment_for_the_other_ranks(tmp_path: Path, capsys: Any
     assert capsys.readouterr().err == ""
     narrator.end(0)
     assert capsys.readouterr().err.startswith("cftdiag: step 5, rank 0, recompile of layers.0")
+
+
+def test_run_watch_and_report_count_alike(tmp_path: Path, capsys: Any) -> None:
+    """A backward graph belongs to its forward's compile, and one that failed is none."""
+    by_rank = {}
+    for rank in (0, 1):
+        failed = samples.event("compile", step=1, rank=rank, detail={"status": "RuntimeError"})
+        backward = samples.event("compile", step=1, rank=rank, region="backward", detail={"status": "ok"})
+        again = samples.event("recompile", step=5, rank=rank, detail={"cause": "seq_len"})
+        by_rank[rank] = [
+            samples.head(rank, 2),
+            failed,
+            samples.compiled(rank=rank),
+            backward,
+            again,
+            samples.compiled(step=5, rank=rank, compile_id="0/1"),
+        ]
+    path = samples.write_run(tmp_path / "run", by_rank)
+    Narrator(path).end(0)
+    assert capsys.readouterr().err.splitlines()[-1].startswith("cftdiag: ranks 0-1: 4 compiles, 2 recompiles")
+    view = View(path)
+    view.refresh()
+    [(_, _, counts)] = view.block_rows()
+    assert (counts["compile"], counts["recompile"]) == (4, 2)
+    data = report(path)
+    assert [(row["compiles"], row["recompiles"]) for row in data["by_rank"]] == [(2, 1), (2, 1)]
+    page = as_check(data)
+    assert sorted((c["rank"], c["compile_id"]) for c in page["compiles"]) == [
+        (0, "0/0"),
+        (0, "0/1"),
+        (1, "0/0"),
+        (1, "0/1"),
+    ]
+    assert "0/0 | layers.0, rank 1 |" in markdown.render(page)
+
+
+def test_one_rank_is_one_rank(tmp_path: Path) -> None:
+    path = samples.write_run(tmp_path / "run", {0: [samples.head(), samples.compiled()]})
+    page = as_check(report(path))
+    assert page["subject"]["model_class"] == "1 rank, 0 steps"
+    assert "rank" not in page["compiles"][0]
+
+
+def test_a_start_that_failed_leaves_nothing_and_can_be_tried_again(tmp_path: Path, capsys: Any) -> None:
+    where = tmp_path / "run"
+    assert run(["run", "--run-dir", str(where), "--", str(tmp_path / "no-such-command")]) == 2
+    assert "cannot start" in capsys.readouterr().err
+    assert not where.exists()
+    where.mkdir()
+    (where / "mine.txt").write_text("kept")
+    assert run(["run", "--run-dir", str(where), "--", str(tmp_path / "no-such-command")]) == 2
+    assert [p.name for p in where.iterdir()] == ["mine.txt"]
+
+
+def test_a_run_in_which_nothing_happened_is_replaced_and_no_other(tmp_path: Path) -> None:
+    where = tmp_path / "run"
+    launch.prepare(where, ["a"], {})
+    with pytest.raises(ValueError, match="already holds a run"):
+        launch.prepare(where, ["b"], {})
+    launch.note_end(where, 2)
+    launch.prepare(where, ["c"], {})
+    assert json.loads((where / "run.json").read_text())["command"] == ["c"]
+    launch.note_end(where, 0)
+    (where / "events" / "rank00000.jsonl").write_text("")
+    with pytest.raises(ValueError, match="already holds a run"):
+        launch.prepare(where, ["d"], {})
+
+
+def test_watch_says_that_it_waits(tmp_path: Path, capsys: Any) -> None:
+    assert run(["watch", str(tmp_path / "none"), "--wait", "0.3"]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == f"waiting for {tmp_path / 'none'}, 0 s at most"
+    assert "no run directory" in said[1]

@@ -173,6 +173,7 @@ def test_the_verb_writes_every_form(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert sorted(captured.err.splitlines()) == sorted(f"wrote {tmp_path / name}" for name in forms.values())
     for name in forms.values():
         assert (tmp_path / name).stat().st_size > 500
+    assert captured.out == wording.verdict_line(not_viable()) + "\n"
     assert run([*args, "-q"]) == 0
     assert capsys.readouterr().err == ""
     assert run(["report", str(source), "--markdown", "-"]) == 0

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cftdiag.cli import check_script, early
+from cftdiag.cli import check_script, early, gate_options
 from cftdiag.cli.options import (
     Layers,
     Lengths,
@@ -226,6 +226,7 @@ if TYPE_CHECKING:
     help="Run Python code that comes with a model of the hub or of a directory.",
 )
 @fail_on_option
+@gate_options.options
 @check_script.options
 @json_file
 @click.option("-q", "--quiet", is_flag=True, help="Print the verdict line alone.")
@@ -242,6 +243,8 @@ def check(
     ranks: tuple[int, ...],
     weights: bool,
     keep: str | None,
+    baseline: str | None,
+    write_baseline: str | None,
     **options: Any,
 ) -> int:
     """Check, before training, whether torch.compile will hold.
@@ -257,6 +260,7 @@ def check(
     """
     check_writable(json_path)
     check_writable(plan_path)
+    known = gate_options.read(baseline, write_baseline)
     if command:
         check_script.refuse_others()
         script = check_script.asked(command, options, steps=steps, ranks=ranks, weights=weights, keep=keep)
@@ -283,6 +287,8 @@ def check(
             report = _check_config(config_path, options, on_progress)
     data = report.to_dict() | {"asked": _asked()}
     data["diffs"] = patch.diffs(data)
+    gate = gate_options.judge(data, known, write_baseline)
+    data = gate.annotate(data)
     # The terminal first: a disk that has filled up meanwhile must not cost the answer.
     if json_path != "-":
         terminal.show(data, quiet=quiet)
@@ -295,7 +301,7 @@ def check(
 
         for path in save_plots(report.forecast, plots):
             click.echo(f"wrote {path}", err=True)
-    return report.exit_code(fail_on)
+    return gate.exit_code(report.verdict, fail_on)
 
 
 def _refuse(options: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -33,6 +34,7 @@ def diff(before: Mapping[str, Any], after: Mapping[str, Any], *, max_slowdown: f
     step that takes more than so many times as long is a regression. Raises ``ValueError`` for two documents
     that cannot be compared.
     """
+    before, after = (json.loads(json.dumps(d, default=str)) for d in (before, after))  # as if both were read
     kinds = [_kind(document) for document in (before, after)]
     inconclusive = False
     numbers: Sequence[Figure] = ()

@@ -18,7 +18,16 @@ from cftdiag.findings import at_least
 from cftdiag.fix.patch import Candidate, Patch, file_in, patches, read
 
 #: Options of a check that write files or ask for proofs: a proof is the plain check.
-_DROPPED = ("--json", "--plan", "--plots", "--keep", "--fail-on", "--verify-budget")
+_DROPPED = (
+    "--json",
+    "--plan",
+    "--plots",
+    "--keep",
+    "--fail-on",
+    "--verify-budget",
+    "--baseline",
+    "--write-baseline",
+)
 _FLAGS = ("--verify", "--no-verify", "-q", "--quiet", "--debug")
 
 

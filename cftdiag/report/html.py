@@ -8,7 +8,7 @@ from typing import Any
 
 from cftdiag import __version__
 from cftdiag.escape import escaped
-from cftdiag.report import advice, forecast, wording
+from cftdiag.report import accepted, advice, forecast, wording
 
 
 def render(data: Mapping[str, Any]) -> str:
@@ -87,6 +87,7 @@ def _finding(finding: Mapping[str, Any]) -> dict[str, Any]:
         "severity": str(finding.get("severity")),
         "kind": str(finding.get("kind")),
         "cause": str(finding.get("cause")),
+        "accepted": accepted.how_accepted(finding),
         "reach": wording.reach(finding),
         "where": wording.where(finding),
         "guard": finding.get("guard"),

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from cftdiag.escape import escaped
-from cftdiag.report import advice, forecast, wording
+from cftdiag.report import accepted, advice, forecast, wording
 
 #: Rows of the table of compiles; the JSON holds all.
 MAX_COMPILES = 16
@@ -83,8 +83,9 @@ def _cut(table: str, rows: int) -> str:
 
 
 def _findings(data: Mapping[str, Any]) -> list[str]:
-    parts = ["## Findings"] if data["findings"] else []
-    for finding in data["findings"]:
+    new, known = accepted.new_findings(data), accepted.accepted_lines(data)
+    parts = ["## Findings"] if new else []
+    for finding in new:
         parts.append(f"### {finding.get('severity')}: {finding.get('kind')} {code(finding.get('cause'))}")
         facts = [plain_text(wording.reach(finding))]
         place = wording.where(finding)
@@ -102,6 +103,11 @@ def _findings(data: Mapping[str, Any]) -> list[str]:
                     for i, r in enumerate(remedies, 1)
                 )
             )
+    if known:
+        parts += ["## Accepted", _list(known)]
+    notes = accepted.gate_notes(data)
+    if notes:
+        parts.append(_list(notes))
     return parts
 
 

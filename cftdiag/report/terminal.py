@@ -8,7 +8,7 @@ from typing import Any, TextIO
 from rich.console import Console
 from rich.text import Text
 
-from cftdiag.report import advice, forecast, wording
+from cftdiag.report import accepted, advice, forecast, wording
 from cftdiag.report.console import console_for, print_line, print_prose, print_table
 
 #: Rows of a list that are shown; the JSON holds all.
@@ -39,7 +39,12 @@ def show(
         print_line(console)
         for note in wording.passes_not_run(data):
             print_prose(console, note, style="dim")
+        for note in accepted.gate_notes(data):
+            print_prose(console, note, style="yellow")
     print_line(console, Text(wording.verdict_line(data), style=_VERDICT_STYLES.get(data["verdict"], "bold")))
+    gate = accepted.gate_line(data)
+    if gate is not None:
+        print_line(console, Text(gate, style="bold"))
     if not quiet:
         _change_first(console, data)
 
@@ -91,13 +96,17 @@ def _compiles(console: Console, data: Mapping[str, Any]) -> None:
 
 
 def _findings(console: Console, data: Mapping[str, Any]) -> None:
-    if not data["findings"]:
-        return
-    _title(console, "Findings")
-    for i, finding in enumerate(data["findings"]):
+    new, known = accepted.new_findings(data), accepted.accepted_lines(data)
+    if new:
+        _title(console, "Findings")
+    for i, finding in enumerate(new):
         if i:
             print_line(console)
         _finding(console, finding)
+    if known:
+        _title(console, "Accepted")
+    for text in known:
+        print_line(console, Text(f"  {text}"))
 
 
 def _finding(console: Console, finding: Mapping[str, Any]) -> None:

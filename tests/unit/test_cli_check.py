@@ -4,6 +4,7 @@ is tested in integration.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -157,3 +158,42 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_work(
 ) -> None:
     assert run(["check", "--model", "m", "--json", str(tmp_path)]) == 2
     assert "options" not in asked
+
+
+def test_a_baseline_lets_known_findings_pass_and_stops_new_ones(
+    asked: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    known = str(tmp_path / "known.json")
+    asked["answer"] = _report(LENGTH, verdict="viable_with_recompiles")
+    check = ["check", "--model", "m", "--fail-on", "warning"]
+    assert run(check) == 1
+    assert run([*check, "--write-baseline", known]) == 0
+    assert f"wrote {known}: 1 known" in capsys.readouterr().err
+    assert run([*check, "--baseline", known]) == 0
+    assert "0 new findings, 1 known (baseline)" in capsys.readouterr().out
+    asked["answer"] = _report(LENGTH, BRANCH, verdict="not_viable")
+    assert run([*check, "--baseline", known, "--json", "-"]) == 1
+    data = json.loads(capsys.readouterr().out)
+    assert [bool(f.get("accepted")) for f in data["findings"]] == [True, False]
+    asked["answer"] = _report(verdict="error")
+    assert run([*check, "--write-baseline", known]) == 3
+    assert "data_dependent_branch" not in Path(known).read_text() and "seq_len" in Path(known).read_text()
+
+
+def test_a_baseline_that_is_none_is_refused_before_the_work(asked: dict[str, Any], tmp_path: Path) -> None:
+    assert run(["check", "--model", "m", "--baseline", str(tmp_path / "none.json")]) == 2
+    assert run(["check", "--model", "m", "--write-baseline", str(tmp_path)]) == 2
+    assert "options" not in asked
+
+
+def test_a_comment_in_the_checked_file_accepts_a_finding(
+    asked: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("def build():\n    branch()  # cftdiag: ignore[data_dependent_branch] once a run\n")
+    finding = dataclasses.replace(BRANCH, where=dataclasses.replace(BRANCH.where, file=str(file), line=2))
+    asked["answer"] = _report(finding, verdict="not_viable")
+    monkeypatch.chdir(tmp_path)
+    assert run(["check", "--model", "mine.py:build"]) == 0
+    file.write_text("def build():\n    branch()\n")
+    assert run(["check", "--model", "mine.py:build"]) == 1

@@ -90,7 +90,9 @@ class CompileDetail(Detail):
     guards: int | None = None
     graphs: int = 0
     arguments: Mapping[str, Argument] = dataclasses.field(default_factory=dict)
-    """Arguments of the frame by the block's parameter names."""
+    """Arguments of the frame by the block's parameter names, as far as they are tensors or numbers."""
+    argument_names: tuple[str, ...] = ()
+    """Names of all arguments."""
     parameters: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """``args[0]`` -> parameter name, for frames that take ``*args``."""
     symbols: tuple[Symbol, ...] = ()
@@ -301,6 +303,7 @@ _READ: Mapping[str, Any] = {
     "symbols": lambda value: tuple(_object(Symbol, item) for item in value or ()),
     "hints": lambda value: tuple(value or ()),
     "free": lambda value: tuple(value or ()),
+    "argument_names": lambda value: tuple(value or ()),
     "line": lambda value: _frame(value) if isinstance(value, Mapping) else value,
     "forward": lambda value: _frame(value),
     "shape": _tuple,

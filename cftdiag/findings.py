@@ -46,6 +46,8 @@ class Remedy:
     verified: bool | None = None
     before: Mapping[str, Any] | None = None
     after: Mapping[str, Any] | None = None
+    why_not: str | None = None
+    """Of a remedy that was tried in vain: what is left or what it would do instead."""
     unsafe: bool = False
 
     def __post_init__(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import re
 import resource
 import shutil
 import subprocess
@@ -85,6 +86,30 @@ def warm() -> Warm:
     See tests/README.md.
     """
     return WARM
+
+
+#: A frame or an attribute of ours: what a report must never blame.
+_OURS = re.compile(
+    r"\bcftdiag/(?:capture|check|fastforward|forecast|monitor|passes|rehearse|report|target|torch_private)/\w+\.py|_cftdiag_\w+"
+)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_finding_names_us() -> Iterator[None]:
+    """No finding that any test makes in this process, live or from a recording, names our own code."""
+    from cftdiag.findings import Finding
+
+    made = Finding.__post_init__
+
+    def checked(finding: Finding) -> None:
+        made(finding)
+        said = (finding.where.file, finding.guard, finding.explanation, *finding.evidence, *finding.blocks)
+        told = [text for text in said if text and _OURS.search(text)]
+        assert not told, f"a finding names our own code: {told}"
+
+    Finding.__post_init__ = checked  # type: ignore[method-assign]
+    yield
+    Finding.__post_init__ = made  # type: ignore[method-assign]
 
 
 @pytest.fixture

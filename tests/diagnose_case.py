@@ -116,6 +116,10 @@ def run_pass(path: str | Path, *, fullgraph: bool) -> dict[str, Any]:
     wrap = hasattr(case, "wrap")
     kwargs = dict(getattr(case, "COMPILE", {}))
     failed: dict[str, bool | None] = {}
+    trained: set[str] = set()
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(lambda _, name=name: trained.add(name))
     with recorder:
         run = model
         if wrap:
@@ -154,6 +158,8 @@ def run_pass(path: str | Path, *, fullgraph: bool) -> dict[str, Any]:
         "wrap": wrap,
         "limit": torch._dynamo.config.recompile_limit,
         "compile_kwargs": kwargs,
+        "trained": sorted(trained),
+        "trainable": sorted(name for name, p in model.named_parameters() if p.requires_grad),
     }
 
 

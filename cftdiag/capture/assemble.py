@@ -187,6 +187,7 @@ class Assembler:
             # else.
             graphs=0 if failed else state.graphs or int(bool(metrics.get("graph_op_count"))),
             arguments=state.arguments,
+            argument_names=state.argument_names,
             parameters=state.parameters,
             symbols=tuple(state.symbols),
             unbacked=state.unbacked,

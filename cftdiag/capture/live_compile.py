@@ -75,6 +75,11 @@ class LiveCompile:
         described = ((names.get(name, name), describe(value)) for name, value in self._argument_values())
         return {name: value for name, value in described if value is not None}
 
+    def argument_names(self) -> tuple[str, ...]:
+        """Names of all arguments of the frame, lists and objects too, as :meth:`arguments` names them."""
+        names = self.parameters()
+        return tuple(names.get(name, name) for name, _ in self._argument_values())
+
     def self_name(self) -> str | None:
         """The local that holds the block's own module (``self``, or whatever its author calls it); None where
         none does.

@@ -16,6 +16,7 @@ from cftdiag.capture.blocks import Blocks
 from cftdiag.capture.compile_state import Live
 from cftdiag.capture.record import CACHE_ARTIFACTS, GRAPHS, WANTED, Record, named
 from cftdiag.capture.tap import Tap, install, remove
+from cftdiag.capture.untraced import leave_our_frames_alone
 from cftdiag.details import BreakDetail, ErrorDetail, MissDetail
 from cftdiag.error_text import shorten
 from cftdiag.events import Event, Frame
@@ -99,6 +100,7 @@ class Recorder:
         with self._lock:
             self._depth += 1
             if self._depth == 1:
+                leave_our_frames_alone()
                 install(self._tap)
         return self
 

@@ -131,8 +131,10 @@ class _Check:
         if options.compile.scope == "none":
             self.notes.append("nothing was compiled, as --compile-scope none asks")
         outcome = judge(main, chosen.breaks, context)
-        uneven = self.uneven_routing(first, options, outcome.findings)
-        outcome = dataclasses.replace(outcome, findings=outcome.findings + uneven)
+        uneven = self.uneven_routing(first, options)
+        if uneven is not None:
+            told = only_uneven(_outcome(uneven, options).findings, outcome.findings)
+            outcome = dataclasses.replace(outcome, findings=outcome.findings + told)
         swept = None if data is None else self.sweep(data, chosen, options)
         if swept is not None:
             outcome = judge_sweep(outcome, swept, context)
@@ -149,6 +151,7 @@ class _Check:
             timing=timing(self.runner.passes, self.skipped, self.runner.started),
             notes=self.notes,
             change_first=change_first,
+            uneven=uneven,
         )
         if data is None or swept is None:
             return report
@@ -198,20 +201,20 @@ class _Check:
                     return None
         return compiled
 
-    def uneven_routing(
-        self, first: BuiltPass, options: CheckOptions, known: Sequence[Finding]
-    ) -> tuple[Finding, ...]:
-        """What a mixture of experts does when its tokens spread unevenly."""
+    def uneven_routing(self, first: BuiltPass, options: CheckOptions) -> BuiltPass | None:
+        """A mixture of experts whose tokens spread unevenly; None where that makes no difference or did not
+        end.
+        """
         if not strategy.tries_uneven_routing(first, options, forks=self.runner.forks):
-            return ()
+            return None
         uneven = self.runner.run("auto", options.with_(routing="idle_and_single"))
         if uneven.outcome != "ok" or not isinstance(uneven, BuiltPass):
             self.notes.append(f"the pass with uneven routing did not end: {uneven.detail}")
-            return ()
+            return None
         self.notes.append(
             "routing of tokens to experts was assumed: balanced, and again with one idle expert and one expert with a single token"
         )
-        return only_uneven(_outcome(uneven, options).findings, known)
+        return uneven
 
     def sweep(self, data: Data, chosen: Chosen, options: CheckOptions) -> Swept | None:
         """Forecast every group of ranks, and once more with every regime warmed; None where the passes before
@@ -274,15 +277,18 @@ class _Check:
 
         runs: dict[str, BuiltPass] = {}
 
+        def unlimited(changed: CheckOptions) -> CheckOptions:
+            return changed.with_(timeout=options.budget.timeout)
+
         def run(changed: CheckOptions) -> Outcome:
             first = self.runner.run("auto", changed)
             if not isinstance(first, BuiltPass):
                 raise EnvironmentUnfit(first.detail)
-            runs[repr(changed)] = first
+            runs[repr(unlimited(changed))] = first
             return _outcome(first, changed)
 
         def compare(changed: CheckOptions) -> bool | None:
-            comparison = self.numerics(runs[repr(changed)], changed)
+            comparison = self.numerics(runs[repr(unlimited(changed))], changed)
             return None if comparison is None else comparison.ok
 
         if options != asked:

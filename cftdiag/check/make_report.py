@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import platform
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from typing import Any
@@ -17,6 +18,7 @@ from cftdiag.check.report import BlockResult, CheckReport
 from cftdiag.check.runner import BuiltPass, PassResult
 from cftdiag.check.strategy import Chosen
 from cftdiag.diagnose import Context
+from cftdiag.events import Event
 from cftdiag.findings import Finding, covers, verdict
 from cftdiag.forecast.lengths import Data
 from cftdiag.options import CheckOptions
@@ -35,13 +37,21 @@ def make_report(
     timing: Mapping[str, Any],
     notes: Sequence[str] = (),
     change_first: tuple[Mapping[str, Any], ...] = (),
+    uneven: BuiltPass | None = None,
 ) -> CheckReport:
-    """The report of a check. ``context`` is the one that ``findings`` were made in."""
+    """The report of a check. ``context`` is the one that ``findings`` were made in. What ``uneven``, the pass
+    with uneven routing, compiles beyond the main pass counts too.
+    """
     main = chosen.main
     outcome = verdict(findings)
     if main.outcome != "ok" and outcome != "not_viable":
         outcome = "error"
-    rows = _compiles(main, context)
+    rows = _compiles(main.events, main, context)
+    more = () if uneven is None else _beyond(main.events, uneven.events)
+    if uneven is not None and more:
+        ids = {e.compile_id for e in more}
+        added = [r for r in _compiles(uneven.events, uneven, context) if r["compile_id"] in ids]
+        rows = sorted([*rows, *({**r, "routing": "uneven"} for r in added)], key=lambda r: int(r["step"]))
     undetermined = [] if main.outcome == "ok" else [f"the {main.mode} pass did not end: {main.detail}"]
     if main.result is not None:
         undetermined += [note.meaning for note in main.result.undetermined]
@@ -51,10 +61,10 @@ def make_report(
         depth=main.program.depth,
         target=options.compile.target,
         environment=environment(),
-        blocks=_blocks(main, findings, context),
+        blocks=_blocks(main, findings, context, more),
         findings=findings,
         compiles=tuple(rows),
-        forecast=_forecast(rows, main),
+        forecast=_forecast(rows, main, more),
         timing=timing,
         undetermined=tuple(dict.fromkeys([*undetermined, *notes])),
         check=None if main.result is None else main.result.check,
@@ -152,8 +162,29 @@ def _subject(main: BuiltPass, origin: Origin, options: CheckOptions) -> dict[str
     }
 
 
-def _blocks(main: BuiltPass, findings: Sequence[Finding], context: Context) -> tuple[BlockResult, ...]:
-    recompiled = [e.block for e in main.events if e.kind == "recompile"]
+def _beyond(events: Sequence[Event], other: Sequence[Event]) -> tuple[Event, ...]:
+    """Compiles of ``other`` that ``events`` do not have: more of one code at one step."""
+    left = Counter((e.step, _code(e)) for e in events if is_compile(e))
+    found = []
+    for event in other:
+        if not is_compile(event):
+            continue
+        key = (event.step, _code(event))
+        if left[key]:
+            left[key] -= 1
+        else:
+            found.append(event)
+    return tuple(found)
+
+
+def _code(event: Event) -> tuple[str, int | None] | None:
+    return None if event.code is None else (event.code.file, event.code.line)
+
+
+def _blocks(
+    main: BuiltPass, findings: Sequence[Finding], context: Context, more: Sequence[Event]
+) -> tuple[BlockResult, ...]:
+    recompiled = [e.block for e in main.events if e.kind == "recompile"] + [e.block for e in more]
     broken = [pattern for f in findings if f.kind == "graph_break" for pattern in f.blocks]
     # what hit the limit runs eager from then on, whatever was captured before
     limited = [pattern for f in findings if f.kind == "limit_hit" for pattern in f.blocks]
@@ -173,9 +204,9 @@ def _blocks(main: BuiltPass, findings: Sequence[Finding], context: Context) -> t
     )
 
 
-def _compiles(main: BuiltPass, context: Context) -> list[dict[str, Any]]:
-    lengths = {s.step: s.length for s in main.program.steps}
-    causes = recompile_causes(main.events, context)
+def _compiles(events: Sequence[Event], run: BuiltPass, context: Context) -> list[dict[str, Any]]:
+    lengths = {s.step: s.length for s in run.program.steps}
+    causes = recompile_causes(events, context)
     return [
         {
             "compile_id": e.compile_id,
@@ -185,18 +216,18 @@ def _compiles(main: BuiltPass, context: Context) -> list[dict[str, Any]]:
             "seconds": round(float(e.seconds.get("total", sum(e.seconds.values()))), 3),
             "cause": causes.get(e.compile_id or ""),
         }
-        for e in main.events
+        for e in events
         if is_compile(e)
     ]
 
 
-def _forecast(rows: Sequence[Mapping[str, Any]], main: BuiltPass) -> dict[str, Any]:
+def _forecast(rows: Sequence[Mapping[str, Any]], main: BuiltPass, more: Sequence[Event]) -> dict[str, Any]:
     """What the batches of the check cost, in their order: the first compile of each region is not a
     recompile.
     """
     return {
         "compiles": len(rows),
-        "recompiles": sum(e.kind == "recompile" for e in main.events),
+        "recompiles": sum(e.kind == "recompile" for e in main.events) + len(more),
         "limit_hit": main.has("limit_hit"),
         "steps": [{"step": c["step"], "length": c["length"], "cause": c["cause"]} for c in rows],
         "seconds": round(sum(c["seconds"] for c in rows), 3),

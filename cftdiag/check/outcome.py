@@ -55,12 +55,18 @@ class Outcome:
         of, where that is another one.
         """
         if finding.kind == "recompile":
-            regions, steps = (before or self).regions(finding), set(finding.steps)
-            return sum(
-                c.again and c.region in regions and (not steps or c.step in steps) for c in self.compiled
-            )
+            return len(self.compiled_again(finding, before))
         alike = [f for f in self.findings if identity(f) == identity(finding) and f.severity != "info"]
         return sum(f.count for f in alike)
+
+    def compiled_again(self, finding: Finding, before: Outcome | None = None) -> list[int]:
+        """Steps of the compiles that a recompile is about, one for each compile."""
+        regions, steps = (before or self).regions(finding), set(finding.steps)
+        return [
+            c.step
+            for c in self.compiled
+            if c.again and c.region in regions and (not steps or c.step in steps)
+        ]
 
     def regions(self, finding: Finding) -> frozenset[str]:
         """Code that the finding's blocks compile."""
@@ -117,7 +123,20 @@ def removed(finding: Finding, before: Outcome, after: Outcome) -> bool:
     every block that it did before; no step compiles more; nothing else of that severity appeared; the same
     parameters are trained; and where numbers were compared they are equal.
     """
-    return before.meets(finding) and not after.count(finding, before) and not harm(finding, before, after)
+    return why_not(finding, before, after) is None
+
+
+def why_not(finding: Finding, before: Outcome, after: Outcome) -> str | None:
+    """Why ``after`` does not show that the change removed ``finding``; None where it does."""
+    if not before.meets(finding):
+        return "not met without the change"
+    found = harm(finding, before, after)
+    if found is not None or not after.count(finding, before):
+        return found
+    if finding.kind != "recompile":
+        return "it is still there"
+    steps = sorted(after.compiled_again(finding, before))
+    return f"step {steps[0]} still compiles"
 
 
 def harm(finding: Finding, before: Outcome, after: Outcome) -> str | None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from cftdiag.check.changes import apply_change, edit_of
-from cftdiag.check.outcome import Outcome, harm, removed
+from cftdiag.check.outcome import Outcome, harm, removed, why_not
 from cftdiag.errors import CheckError
 from cftdiag.findings import APPLICABILITIES, Finding, Remedy, at_least
 from cftdiag.options import CheckOptions
@@ -22,9 +22,15 @@ from cftdiag.options import CheckOptions
 MOST = 4
 
 Run = Callable[[CheckOptions], Outcome]
-"""One run of the check; raises :class:`CheckError` where it could not be made."""
+"""One run of the check, within the time limit of its options; raises :class:`CheckError` where it could not be
+made.
+"""
 Compare = Callable[[CheckOptions], bool | None]
 """Whether loss and gradients equal eager's; None where that was not or could not be asked."""
+
+
+class _OutOfTime(Exception):
+    """The budget for proofs is used up."""
 
 
 class Prover:
@@ -78,8 +84,11 @@ class Prover:
             after = None if changed is None else self._outcome(changed, remedy.summary)
             if changed is None or after is None or not self._less_is_left(findings, now, after):
                 continue
-            if self._equals(changed) is False:
-                continue
+            try:
+                if self._equals(changed) is False:
+                    continue
+            except _OutOfTime:
+                break
             rows.append(
                 {
                     "edit": remedy.edit or edit_of(remedy.change),
@@ -114,15 +123,19 @@ class Prover:
         after = self._outcome(changed, remedy.summary)
         if after is None:
             return remedy
-        verified = removed(finding, self.before, after)
-        if verified:
-            equal = self._equals(changed)
+        why = why_not(finding, self.before, after)
+        if why is None:
+            try:
+                equal = self._equals(changed)
+            except _OutOfTime:
+                return remedy
             if equal is None and finding.kind == "numerics":
                 return remedy
-            verified = equal is not False
+            why = "loss or gradients differ from eager's" if equal is False else None
         return dataclasses.replace(
             remedy,
-            verified=verified,
+            verified=why is None,
+            why_not=why,
             edit=remedy.edit or edit_of(remedy.change or {}),
             before=self.before.figures(finding),
             after=after.figures(finding, self.before),
@@ -162,23 +175,41 @@ class Prover:
         """The run with a change, made once; None where it could not be made or no time was left."""
         key = repr(changed)
         if key not in self._known:
-            if time.monotonic() > self.deadline:
-                self.left += 1
+            limited = self._within(changed)
+            if limited is None:
                 return None
             self.announce(summary)
+            outcome: Outcome | None
             try:
-                self._known[key] = self._run(changed)
+                outcome = self._run(limited)
             except CheckError:
-                self._known[key] = None
+                outcome = None
+            if (outcome is None or not outcome.ended) and self._within(changed) is None:
+                return None  # stopped by the budget, not by the change
+            self._known[key] = outcome
         return self._known[key]
+
+    def _within(self, changed: CheckOptions) -> CheckOptions | None:
+        """The options with no more time for a pass than is left; None, and counted, where none is."""
+        left = self.deadline - time.monotonic()
+        if left <= 0:
+            self.left += 1
+            return None
+        return changed.with_(timeout=min(changed.budget.timeout, left))
 
     def _equals(self, changed: CheckOptions) -> bool | None:
         key = repr(changed)
         if key not in self._equal:
+            limited = self._within(changed)
+            if limited is None:
+                raise _OutOfTime
             try:
-                self._equal[key] = self._compare(changed)
+                equal = self._compare(limited)
             except CheckError:
-                self._equal[key] = None
+                equal = None
+            if equal is None and self._within(changed) is None:
+                raise _OutOfTime
+            self._equal[key] = equal
         return self._equal[key]
 
 

@@ -27,6 +27,7 @@ def prove(
         env=options.env,
         compile_kwargs=options.compile_kwargs,
         verify_budget=options.verify_budget,
+        timeout=options.timeout,
     )
 
     def run(changed: CheckOptions) -> Outcome:
@@ -62,7 +63,7 @@ def _applied(
     itself.
     """
     before, after = plain.flat(), changed.flat()
-    differs = {name for name in before if before[name] != after[name]}
+    differs = {name for name in before if before[name] != after[name]} - {"timeout"}
     if not differs <= _REACHES:
         raise InputError("this change belongs into the script")
     kwargs = dict(changed.patch.compile_kwargs)
@@ -76,5 +77,6 @@ def _applied(
         env=changed.patch.env,
         compile_kwargs=kwargs,
         ranks=(rehearsed.first.rank,),
+        timeout=changed.budget.timeout,
         keep=None,
     )

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import importlib
 import importlib.util
+import inspect
 import os
 import sys
 import traceback
@@ -82,7 +83,12 @@ class Prepared:
 
 
 def prepare(origin: Origin, options: CheckOptions, live: Subject | None) -> Prepared:
-    """Build what the origin names. Raises :class:`InputError` for what the user can mend."""
+    """Build what the origin names. Raises :class:`InputError` for what the user can mend, and for an argument of
+    compile that this torch lacks.
+    """
+    unknown = set(options.patch.compile_kwargs) - set(inspect.signature(torch.compile).parameters)
+    if unknown:
+        raise InputError(f"torch.compile of this torch has no {', '.join(sorted(unknown))}")
     if live is not None:
         prepared = _from_subject(live, options)
     elif origin.from_config:

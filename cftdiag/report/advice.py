@@ -74,9 +74,9 @@ def mark(remedy: Mapping[str, Any], kind: str = "") -> str:
         words = "not verified" if remedy.get("change") else "by hand"
     else:
         words = "verified" if verified else "tried, does not help"
-        moved = _moved(remedy, kind)
-        if moved:
-            words += f": {moved}"
+        told = [text for text in (remedy.get("why_not"), _moved(remedy, kind)) if text]
+        if told:
+            words += f": {', '.join(told)}"
     if remedy.get("applicability") == "changes_numbers" and verified is not False:
         words += ", changes numbers"
     return f"{words}, unsafe" if remedy.get("unsafe") else words

@@ -84,6 +84,9 @@ class Seen:
     def arguments(self) -> dict[str, Argument]:
         return {}
 
+    def argument_names(self) -> tuple[str, ...]:
+        return ()
+
     def free(self) -> tuple[str, ...]:
         return ()
 

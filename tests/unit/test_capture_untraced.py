@@ -5,6 +5,9 @@ from __future__ import annotations
 import functools
 import types
 
+import pytest
+
+from cftdiag.capture import untraced
 from cftdiag.capture.untraced import codes
 
 
@@ -52,3 +55,23 @@ def test_every_function_of_a_module_and_no_other() -> None:
     assert names == sorted(
         ["outer", "inner", "<lambda>", "wrapper", "wrapped", "Mode.method"[5:], "made", "value"]
     )
+
+
+def test_what_records_and_what_rehearses_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    import cftdiag.rehearse.training
+    from cftdiag.capture import Recorder, blocks
+    from cftdiag.torch_private import dynamo
+
+    left: list[types.CodeType] = []
+    monkeypatch.setattr(untraced, "_known", set())
+    monkeypatch.setattr(dynamo, "skip_code", left.append)
+    with Recorder():
+        assert {blocks.strip.__code__, cftdiag.rehearse.training.install.__code__} <= set(left)
+
+
+def test_a_finding_that_names_our_code_fails_whatever_test_makes_it() -> None:
+    from cftdiag.findings import Finding, Where
+
+    ours = Where(file="/x/site-packages/cftdiag/fastforward/host_reads.py", line=1)
+    with pytest.raises(AssertionError, match="names our own code"):
+        Finding(kind="graph_break", cause="tensor.item", severity="error", where=ours)

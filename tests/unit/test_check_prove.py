@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 
 import pytest
+import torch
 
 from cftdiag.check.changes import apply_change, edit_of
 from cftdiag.check.outcome import Compile, Outcome, compiled, harm, removed
@@ -14,6 +16,8 @@ from cftdiag.errors import InputError
 from cftdiag.events import Code, Event
 from cftdiag.findings import Finding, Remedy, Where, covers
 from cftdiag.options import CheckOptions
+from cftdiag.report import advice
+from cftdiag.subject import Origin
 
 OPTIONS = CheckOptions(model="x")
 DYNAMIC = Remedy(summary="dynamic", change={"dynamic": True}, applicability="safe")
@@ -319,6 +323,52 @@ def test_the_budget_is_kept_and_what_is_left_is_counted():
     assert prover.left == 1 and after.remedies[0].verified is None
 
 
+def test_a_run_gets_no_more_time_than_is_left_and_one_that_the_budget_stops_proves_nothing(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr("cftdiag.check.proofs.time.monotonic", lambda: now[0])
+    limits = []
+
+    def until_stopped(options):
+        limits.append(options.budget.timeout)
+        now[0] += options.budget.timeout
+        return run(1, ended=False)
+
+    options = CheckOptions(model="x", verify_budget=20.0, timeout=15.0)
+    prover = Prover(options, run(1, 3), until_stopped, config_subject=False, wrap=False)
+    [after] = prover.prove([recompile(3, remedies=[DYNAMIC, MARK])])
+    assert limits == [15.0, 5.0] and prover.left == 1
+    assert [(r.verified, r.why_not) for r in after.remedies] == [
+        (None, None),
+        (False, "the step did not end"),
+    ]
+
+
+def test_numbers_that_no_time_was_left_to_compare_leave_a_remedy_unproved():
+    def compare(options):
+        prover.deadline = 0.0
+
+    prover = Prover(OPTIONS, run(1, 3), lambda o: run(1), config_subject=False, wrap=False, compare=compare)
+    [after] = prover.prove([recompile(3, remedies=[DYNAMIC])])
+    assert after.remedies == (DYNAMIC,) and prover.left == 1
+
+
+@pytest.mark.parametrize(
+    "after, why",
+    [
+        (run(1, 3), "step 3 still compiles"),
+        (run(1, 2), "step 2 compiles more"),
+        (run(1, findings=[graph_break()]), "tensor.item appears"),
+        (run(1, ended=False), "the step did not end"),
+        (run(1, trained=frozenset()), "other parameters get gradients"),
+    ],
+)
+def test_a_remedy_that_does_not_help_says_why(after, why):
+    _, [finding], _ = prove([recompile(3, remedies=[DYNAMIC])], {"dynamic": after}, run(1, 3))
+    assert finding.remedies[0].why_not == why
+    mark = advice.mark(dataclasses.asdict(finding.remedies[0]))
+    assert mark.startswith(f"tried, does not help: {why}")
+
+
 def test_a_change_that_this_torch_lacks_stays_unproved():
     def refuse(options):
         raise InputError("this torch has no setting")
@@ -326,6 +376,15 @@ def test_a_change_that_this_torch_lacks_stays_unproved():
     prover = Prover(OPTIONS, run(1, 3), refuse, config_subject=False, wrap=False)
     [after] = prover.prove([recompile(3, remedies=[DYNAMIC])])
     assert after.remedies[0].verified is None
+
+
+def test_an_argument_that_compile_lacks_is_refused_before_anything_is_built():
+    from cftdiag.passes.prepare import prepare
+
+    known = {"isolate_recompiles", "recompile_limit"} & set(inspect.signature(torch.compile).parameters)
+    options = OPTIONS.with_(compile_kwargs={**dict.fromkeys(known, 1), "prayers": 3})
+    with pytest.raises(InputError, match="compile of this torch has no prayers"):
+        prepare(Origin(type="file", name="x", path="nowhere.py"), options, None)
 
 
 # ---- together ----

@@ -353,6 +353,23 @@ def test_stacks_that_the_step_never_calls_are_told():
     assert seen[0].phase == "start"
 
 
+def test_what_only_uneven_routing_compiles_counts():
+    """An expert with a single token is one more compile of the code that the balanced routing compiled once."""
+    program = dataclasses.replace(PROGRAM, weightless=True)
+    planted = (Assumption(what="planted", meaning="m"), Assumption(what="read", meaning="r"))
+    result = dataclasses.replace(RAN, undetermined=planted)
+    single = dataclasses.replace(compiled(1), step=2)
+    launcher = Told(
+        [program, Observed(event=compiled()), result],
+        [program, Observed(event=compiled()), Observed(event=single), result],
+    )
+    report = run(OPTIONS.with_(verify=False), Runner(ORIGIN, launcher))
+    assert [task.options.compile.routing for task in launcher.tasks] == ["balanced", "idle_and_single"]
+    assert [(c["step"], c.get("routing")) for c in report.compiles] == [(1, None), (2, "uneven")]
+    assert (report.forecast["compiles"], report.forecast["recompiles"]) == (2, 1)
+    assert [b.recompiles for b in report.blocks] == [1, 0]
+
+
 def test_a_pass_that_dies_leaves_no_conclusion():
     launcher = Told([PROGRAM, Observed(event=compiled()), DIES], [PROGRAM, DIES])
     report = run(OPTIONS, Runner(ORIGIN, launcher))

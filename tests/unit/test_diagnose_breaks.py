@@ -467,6 +467,40 @@ def test_recompile_of_a_resumed_function_is_evidence_of_the_break() -> None:
     assert any("___stack0 == 7" in line for line in found.evidence)
 
 
+@pytest.mark.parametrize("argument", [True, False])
+def test_what_waits_behind_a_break_is_told_with_it_where_it_is_no_work_of_the_break(argument: bool) -> None:
+    """A list that the caller passes keeps its length when the break is gone; a local of the function may not
+    even be there.
+    """
+    draw = broken("GB0148", "Data-dependent branching", "if random.random() < p: return x", 12)
+    names = ("self", "x", "aux") if argument else ("self", "x")
+    file = "/home/me/model.py"
+    first = Event(
+        kind="compile",
+        time=0.5,
+        step=1,
+        compile_id="0/0",
+        block="layers.0",
+        code=Code(qualname="Block.forward", file=file, line=8),
+        detail=detail_of("compile", {"status": "ok", "argument_names": names}),
+    )
+    guard = Guard(expression="len(L['aux']) == 1", source="L['aux']", expected="1", actual="2")
+    again = Event(
+        kind="recompile",
+        time=1.0,
+        step=1,
+        compile_id="1/1",
+        block="layers.1",
+        code=Code(qualname="torch_dynamo_resume_in_forward_at_12", file=file, line=12),
+        guard=guard,
+        reasons=(Reason(entry="1/0", guard=guard, closest=True),),
+    )
+    found = {f.cause: f for f in diagnose([first, draw, again], Context(blocks=BLOCKS))}
+    assert set(found) == {"data_dependent_branch"} | ({"container_len"} if argument else set())
+    told = any("len(aux) == 1" in line for line in found["data_dependent_branch"].evidence)
+    assert told is not argument
+
+
 def test_second_break_of_a_resumed_line_is_not_a_finding_of_its_own() -> None:
     first = broken(
         "GB0208",

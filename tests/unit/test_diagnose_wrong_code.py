@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 from cftdiag.diagnose import diagnose
 from cftdiag.diagnose.engine.context import Context
@@ -27,6 +30,7 @@ def test_a_match_is_an_error_with_its_workaround() -> None:
     assert (finding.kind, finding.cause, finding.severity) == ("numerics", "known_wrong_code", "error")
     assert (finding.where.line, finding.blocks, finding.count) == (7, ("layers.0",), 2)
     assert "before 2.15 (pytorch#193061)" in finding.explanation
+    assert [r.applicability for r in finding.remedies] == ["safe", "by_hand"]
     assert finding.remedies[0].change == ADVISORIES[FOUND.issue].change
     assert any("buf1, buf4 in the generated backward" in line for line in finding.evidence)
 
@@ -53,3 +57,64 @@ def test_only_a_view_that_the_code_binds_anew_is_lost() -> None:
     assert _rebound_views(graph, lost) == ("buf1",)
     written = "    buf1 = reinterpret_tensor(buf9, (4,), (1,), 0)  # alias\n    buf1.copy_(workspace_0[0 : 8].sum(dim=0))\n"
     assert _rebound_views(graph, written) == ()
+
+
+def test_every_block_that_runs_the_code_is_named() -> None:
+    ran = {"layers.0": ["0/0"], "layers.1": ["0/0", "0/1"], "layers.2": ["1/0"]}
+    [finding] = diagnose([], Context(ran=ran, probes=Probes(wrong_code=(FOUND,))))
+    assert finding.blocks == ("layers.0", "layers.1")
+
+
+def test_an_open_bug_names_no_version_to_take_instead() -> None:
+    found = dataclasses.replace(FOUND, issue="pytorch#198333")
+    [finding] = diagnose([], Context(probes=Probes(wrong_code=(found,))))
+    assert "from 2.13 on (pytorch#198333)" in finding.explanation
+    assert [r.change for r in finding.remedies] == [{"torch._inductor.config.fallback_random": True}]
+
+
+KERNEL = """
+@triton.jit
+def triton_poi_fused_0(in_ptr0, out_ptr0, load_seed_offset, ks0, xnumel, XBLOCK : tl.constexpr):
+    xoffset = tl.program_id(0) * XBLOCK
+    xindex = xoffset + tl.arange(0, XBLOCK)[:]
+    x0 = (xindex % 64)
+    x1 = xindex // 64
+    x2 = xindex
+    tmp0 = tl.load(in_ptr0 + load_seed_offset)
+    tmp1 = {offset}
+    tmp2 = triton_helpers.rand4x(tmp0, (tmp1).to(tl.uint32), XBLOCK)
+    tl.store(out_ptr0 + (x2), tmp2, None)
+"""
+
+
+@pytest.mark.parametrize(
+    "offset, wrong",
+    [
+        ("x2", False),
+        ("x0 + 64*x1", False),
+        ("128 + x2", False),
+        ("x1 + 4096*x0", True),
+        ("x1 + ks0*x0", True),
+        ("(x1 + 64*x0).to(tl.int32)", True),
+        ("2*x2", True),
+        ("tl.load(in_ptr1 + (x2))", False),  # what cannot be computed is not accused
+    ],
+)
+def test_random_numbers_in_fours_need_the_order_of_the_kernel(offset: str, wrong: bool) -> None:
+    from cftdiag.target.wrong_code import random_out_of_order
+
+    text = "import torch\n" + KERNEL.format(offset=offset) + "\ndef call(args):\n    pass\n"
+    assert random_out_of_order(text) == (("triton_poi_fused_0",) if wrong else ())
+
+
+def test_a_part_written_into_an_expanded_tensor() -> None:
+    import torch
+
+    from cftdiag.target.wrong_code import scatters_on_expanded
+
+    graph = torch.fx.Graph()
+    into = graph.placeholder("x")
+    for value in (torch.ones(1).expand(4), torch.ones(4), torch.ones(1, 3), torch.ones(1).expand(1)):
+        graph.call_function(torch.ops.aten.slice_scatter.default, (into, into)).meta["val"] = value
+    graph.call_function(torch.ops.aten.add.Tensor, (into, into)).meta["val"] = torch.ones(1).expand(4)
+    assert [node.name for node in scatters_on_expanded(graph)] == ["slice_scatter_default"]

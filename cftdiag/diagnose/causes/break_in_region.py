@@ -17,7 +17,8 @@ CAUSES = (
         remedies=(
             Remedy(summary="Remove what breaks in it: {inner}."),
             Remedy(
-                summary="Checkpoint around the compiled block: order AC -> compile -> FSDP2, with the checkpoint wrapper outside."
+                summary="Where it has to stay: checkpoint around the compiled block (AC -> compile -> FSDP2, the checkpoint "
+                "wrapper outside). The break then splits the graph, and the rest of the checkpoint is compiled."
             ),
         ),
     ),
@@ -51,7 +52,8 @@ CAUSES = (
         kinds=BREAK,
         remedies=(
             Remedy(
-                summary="Register the hook on the compiled block itself, outside the compiled forward, or on a parameter (post_accumulate_grad_hook)."
+                summary="Register the hook on the block itself instead of on a module inside it, or on a parameter "
+                "(register_post_accumulate_grad_hook)."
             ),
             Remedy(
                 summary="Switch compiled autograd on: torch._dynamo.config.compiled_autograd = True.",

@@ -29,8 +29,9 @@ CAUSES = (
                 summary="Move the message out of forward: emit it when the module is built or the configuration is read."
             ),
             Remedy(
-                summary="Keep the message but print it after the graph: torch._dynamo.config.reorderable_logging_functions.add({logging_function}).",
-                change={"torch._dynamo.config.reorderable_logging_functions": "{logging_function}"},
+                summary="Keep the message but print it after the graph: "
+                "torch._dynamo.config.reorderable_logging_functions.add({reordered_function}).",
+                change={"torch._dynamo.config.reorderable_logging_functions": "{reordered_function}"},
                 applicability="safe",
             ),
         ),
@@ -63,7 +64,9 @@ CAUSES = (
                 summary="Where {function} takes and returns tensors only: make it a custom op "
                 "(torch.library.custom_op, register_fake), so that it stays in the graph."
             ),
-            Remedy(summary="Call {function} before or after the compiled block."),
+            Remedy(
+                summary="Where it is the first or the last thing that the block does: call {function} outside of the block."
+            ),
         ),
     ),
     cause(
@@ -221,6 +224,9 @@ def logging_function(event: Event) -> str | None:
     said = text(event)
     if found := re.search(r"method: <Logger [^>]*>\.(\w+)", said):
         return f"logging.Logger.{found[1]}"
-    if re.search(r"module: _?warnings, qualname: (\w+)", said):
-        return "warnings.warn"
-    return None
+    return reordered_function(event)
+
+
+def reordered_function(event: Event) -> str | None:
+    """That function where torch can call it after the graph: it can leave out a Logger's method, not move it."""
+    return "warnings.warn" if re.search(r"module: _?warnings, qualname: (\w+)", text(event)) else None

@@ -27,8 +27,10 @@ CAUSES = (
                 change=_SCALARS,
                 applicability="safe",
             ),
+            Remedy(summary="Keep it a 0-d tensor and compute with that."),
             Remedy(
-                summary="Compute the number once outside the blocks and pass it as an argument, or keep it a 0-d tensor."
+                summary="Compute the number once outside the blocks and pass it as an argument, with dynamic=True: "
+                "else the first other number is compiled again."
             ),
             Remedy(
                 summary="Compile with fullgraph=True, which captures this read.",
@@ -51,7 +53,10 @@ CAUSES = (
             Remedy(
                 summary="Keep the values on the device: grouped matmul with offsets, or dense routing with a mask."
             ),
-            Remedy(summary="Compile the sub-modules before and after the loop instead of the whole block."),
+            Remedy(
+                summary="Compile the sub-modules before and after the loop instead of the whole block (a module of torch.nn by "
+                "torch.compile(module): module.compile() leaves it eager)."
+            ),
         ),
     ),
     cause(
@@ -61,7 +66,7 @@ CAUSES = (
         remedies=(
             Remedy(
                 summary="Where it depends on the batch alone (mask, lengths, positions): decide it once per batch outside the compiled "
-                "block and pass the outcome as an argument (None or a tensor, a bool)."
+                "block and pass the outcome as an argument (None or a tensor, a bool), which makes two variants."
             ),
             Remedy(
                 summary="Where it depends on activations: make it branchless: torch.where, torch.clamp, torch.nan_to_num, or torch.cond."

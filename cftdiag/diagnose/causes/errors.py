@@ -44,7 +44,6 @@ CAUSES = (
             Remedy(
                 summary="Order AC -> compile -> FSDP2, with the mixed-precision policy outside the checkpoint."
             ),
-            Remedy(summary="Under autocast: torch.autocast(..., cache_enabled=False)."),
         ),
     ),
     cause(
@@ -56,9 +55,7 @@ CAUSES = (
                 summary="Find the line that fixes the size in torch's message and make it work for any size."
             ),
             Remedy(
-                summary="Use torch._dynamo.maybe_mark_dynamic instead of mark_dynamic, or dynamic=True.",
-                change={"dynamic": True},
-                applicability="safe",
+                summary="Use torch._dynamo.maybe_mark_dynamic instead of mark_dynamic: other sizes are then compiled again."
             ),
         ),
     ),

@@ -34,6 +34,7 @@ CAUSES = (
             Remedy(
                 summary="Pad the sequence length to a multiple of 16, so that rows stay aligned.",
                 change={"pad_to_multiple_of": 16},
+                applicability="changes_numbers",
             ),
             Remedy(summary="Make the innermost dimension of the tensors a multiple of 16, or contiguous."),
         ),
@@ -47,10 +48,12 @@ CAUSES = (
             Remedy(
                 summary="Specialise Python floats: torch._dynamo.config.specialize_float = True.",
                 change={"torch._dynamo.config.specialize_float": True},
+                applicability="safe",
             ),
             Remedy(
                 summary="Leave dynamic at torch's default: a float that never changes stays a constant.",
                 change={"dynamic": "auto"},
+                applicability="safe",
             ),
             Remedy(summary="Keep tensors in float32 or below."),
         ),

@@ -16,10 +16,12 @@ _VARIANTS = Remedy(
 _ISOLATE = Remedy(
     summary="Give each block a cache of its own: block.compile(isolate_recompiles=True) (torch 2.13).",
     change={"compile_kwargs": {"isolate_recompiles": True}},
+    applicability="safe",
 )
 _LIMIT = Remedy(
     summary="Raise the limit: block.compile(recompile_limit={more}).",
     change={"compile_kwargs": {"recompile_limit": "{more}"}},
+    applicability="safe",
 )
 
 CAUSES = (
@@ -31,9 +33,11 @@ CAUSES = (
             Remedy(
                 summary="Let torch treat integer attributes as dynamic: torch._dynamo.config.allow_unspec_int_on_nn_module = True.",
                 change={"torch._dynamo.config.allow_unspec_int_on_nn_module": True},
+                applicability="safe",
             ),
             Remedy(
-                summary="Hold {attribute} in a tensor: self.register_buffer('{name}', torch.zeros((), dtype=torch.long)) and self.{name} += 1."
+                summary="Hold {attribute} in a tensor (self.register_buffer('{name}', torch.zeros((), dtype=torch.long))), and compute what "
+                "depends on it with tensor operators: an if, min() or int() on it would break the graph."
             ),
             Remedy(summary="Count outside the module and pass what depends on it as a tensor."),
         ),
@@ -56,7 +60,7 @@ CAUSES = (
         remedies=(
             Remedy(summary="Two variants are expected: run one step of each before the timed steps."),
             Remedy(
-                summary="Keep a separate (frozen) module for the other mode instead of switching {attribute}."
+                summary="Keep a separate module for the other mode, frozen and not compiled, instead of switching {attribute}."
             ),
         ),
     ),
@@ -93,9 +97,7 @@ CAUSES = (
         says="`{attribute}` has another length or other keys than when the code was compiled ({expected} then, {actual} now).",
         kinds=RECOMPILES,
         remedies=(
-            Remedy(
-                summary="Keep {attribute} at one length (fill with zeros), or stack its tensors into one."
-            ),
+            Remedy(summary="Keep {attribute} at one length (fill with zeros)."),
             Remedy(summary="Hold what grows outside the compiled block."),
         ),
     ),
@@ -105,7 +107,11 @@ CAUSES = (
         kinds=RECOMPILES,
         remedies=(
             Remedy(summary="Build {attribute} in __init__ or before the first compiled call."),
-            Remedy(summary="Run one eager forward before compiling.", change={"eager_warmup": True}),
+            Remedy(
+                summary="Run one eager forward before compiling.",
+                change={"eager_warmup": True},
+                applicability="safe",
+            ),
         ),
     ),
     cause(

@@ -18,19 +18,26 @@ CAUSES = (
             Remedy(
                 summary="Keep torch._functorch.config.activation_memory_budget = 1.0 and use torch.utils.checkpoint, which keeps random state.",
                 change={"torch._functorch.config.activation_memory_budget": 1.0},
+                applicability="safe",
             ),
             Remedy(
-                summary="Use an unfused loss, or check the custom operator with torch.autograd.gradcheck."
+                summary="Where the code asks torch.compiler.is_compiling(): let both ways compute the same."
             ),
             Remedy(
-                summary="Find the layer that is wrong: backend aot_eager, then inductor.",
-                change={"compile_backend": "aot_eager"},
+                summary="Find the layer that is wrong: backend eager, then aot_eager, then inductor.",
+                edit="--compile-backend eager",
+                applicability="diagnosis",
+            ),
+            Remedy(
+                summary="Find the part that is wrong: compile without it (an unfused loss, one block eager), and check a custom "
+                "operator with torch.autograd.gradcheck.",
+                applicability="diagnosis",
             ),
         ),
     ),
     cause(
         "known_wrong_code",
-        says="The code generated here computes wrong results, a bug of torch before {fixed} ({issue}): {pattern}.",
+        says="The code generated here computes wrong results, a bug of torch {versions} ({issue}): {pattern}.",
         kinds=("numerics",),
         seen_by="cftdiag check --model FILE.py:build --target h200",
         remedies=(Remedy(summary="Train with torch {fixed} or later, which has the bug mended."),),
@@ -43,6 +50,7 @@ CAUSES = (
             Remedy(
                 summary="Pad all ranks to one length per step, or pack to a fixed number of tokens.",
                 change={"pad_to_multiple_of": 128},
+                applicability="changes_numbers",
             ),
             Remedy(summary="Warm every shape on every rank, in one order, before the first step."),
         ),
@@ -55,9 +63,7 @@ CAUSES = (
             Remedy(
                 summary="Compile per block: for block in model.layers: block.compile().",
                 change={"compile_scope": "block"},
-            ),
-            Remedy(
-                summary="Mark the block with torch.compiler.nested_compile_region, so that it is compiled once inside the whole graph."
+                applicability="safe",
             ),
         ),
     ),
@@ -69,6 +75,7 @@ CAUSES = (
             Remedy(
                 summary="Use activation checkpointing in the block and offload only what passes between blocks.",
                 change={"ac": "full"},
+                applicability="safe",
             ),
             Remedy(summary="Compile smaller pieces than the hooks cover."),
         ),
@@ -88,7 +95,11 @@ CAUSES = (
         kinds=("perf",),
         remedies=(
             Remedy(summary="Remove what Inductor names ({message})."),
-            Remedy(summary="Drop mode='reduce-overhead'.", change={"compile_kwargs": {"mode": "default"}}),
+            Remedy(
+                summary="Drop mode='reduce-overhead'.",
+                change={"compile_kwargs": {"mode": "default"}},
+                applicability="safe",
+            ),
         ),
     ),
     cause(
@@ -98,7 +109,8 @@ CAUSES = (
         remedies=(
             Remedy(
                 summary="Compile with fullgraph=True to see the reason as an error.",
-                change={"compile_kwargs": {"fullgraph": True}},
+                edit="block.compile(fullgraph=True)",
+                applicability="diagnosis",
             ),
             Remedy(summary="Remove torch.compiler.disable or set_stance('force_eager') around the block."),
         ),

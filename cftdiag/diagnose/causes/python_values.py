@@ -15,15 +15,17 @@ CAUSES = (
         kinds=RECOMPILES,
         remedies=(
             Remedy(
-                summary="Look up outside the block what {argument} selects and pass that, or pass a 0-d tensor."
+                summary="Look up outside the block what {argument} selects and pass that as a tensor, or pass {argument} itself as a 0-d tensor."
             ),
             Remedy(
                 summary="Compile with dynamic=True: integers are symbols from the first call on.",
                 change={"dynamic": True},
+                applicability="safe",
             ),
             Remedy(
                 summary="Without touching code: TORCH_COMPILE_DYNAMIC_SOURCES={dynamic_source}.",
                 change={"env": {"TORCH_COMPILE_DYNAMIC_SOURCES": "{dynamic_source}"}},
+                applicability="safe",
             ),
         ),
     ),
@@ -67,6 +69,7 @@ CAUSES = (
         remedies=(
             Remedy(
                 summary="Train without a cache: model.config.use_cache = False, or use_cache=False in the call.",
+                change={"model_config": {"use_cache": False}},
                 applicability="safe",
             ),
         ),
@@ -87,8 +90,8 @@ CAUSES = (
         says="Class attribute `{attribute}` was {expected} when the code was compiled and is {actual} now.",
         kinds=RECOMPILES,
         remedies=(
-            Remedy(summary="Copy {attribute} into the instance when it is built, or hold it in a tensor."),
-            Remedy(summary="Set it before the first compiled call and leave it."),
+            Remedy(summary="Hold {attribute} in a tensor and change it in place."),
+            Remedy(summary="Where it need not change: set it before the first compiled call and leave it."),
         ),
     ),
     cause(
@@ -97,7 +100,7 @@ CAUSES = (
         kinds=RECOMPILES,
         remedies=(
             Remedy(summary="Hold {attribute} in a tensor and change it in place."),
-            Remedy(summary="Pass it as an argument, or set it once before compiling."),
+            Remedy(summary="Pass it as a tensor argument, or set it once before compiling."),
         ),
     ),
     cause(
@@ -108,7 +111,6 @@ CAUSES = (
             Remedy(
                 summary="Build the optimizer with lr=torch.tensor(...) and let the scheduler change it in place."
             ),
-            Remedy(summary="Compile the optimizer step after the first scheduler step."),
         ),
     ),
     cause(

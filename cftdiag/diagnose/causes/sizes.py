@@ -12,24 +12,41 @@ from cftdiag.diagnose.engine.miss import Miss
 from cftdiag.findings import Remedy
 
 _DYNAMIC = Remedy(
-    summary="Compile with dynamic=True: sizes are symbols from the first call on.", change={"dynamic": True}
+    summary="Compile with dynamic=True: sizes are symbols from the first call on.",
+    change={"dynamic": True},
+    applicability="safe",
 )
 _AUTO = Remedy(
     summary="Leave dynamic at torch's default instead of False: the second size makes the dimension dynamic.",
     change={"dynamic": "auto"},
+    applicability="safe",
 )
 _MARK = Remedy(
     summary="Mark the dimension before the first call: torch._dynamo.mark_dynamic({argument}, {dim}).",
     change={"mark_dynamic": {"{argument}": ["{dim}"]}},
+    applicability="safe",
 )
 _SOURCES = Remedy(
     summary="Without touching code: TORCH_COMPILE_DYNAMIC_SOURCES={dynamic_source}.",
     change={"env": {"TORCH_COMPILE_DYNAMIC_SOURCES": "{dynamic_source}"}},
+    applicability="safe",
+)
+_PAD = Remedy(
+    summary="Pad or bucket to a few lengths in the collator.",
+    change={"pad_to_multiple_of": 64},
+    applicability="changes_numbers",
 )
 _NO_MIX = Remedy(
     summary="Switch that fusion off: torch._inductor.config.triton.mix_order_reduction = False. A reduction over rows "
     "and one over columns of the same data then read it once each.",
     change={"torch._inductor.config.triton.mix_order_reduction": False},
+    applicability="safe",
+)
+_UNGUARDED = Remedy(
+    summary="Ignore range guards of cached code: torch._inductor.config.unsafe_skip_cache_dynamic_shape_guards = True.",
+    change={"torch._inductor.config.unsafe_skip_cache_dynamic_shape_guards": True},
+    applicability="changes_numbers",
+    unsafe=True,
 )
 _NON_STRICT = Remedy(
     summary="From torch 2.15 on, keep the fusion and let it not ask for the size: "
@@ -48,11 +65,10 @@ CAUSES = (
             _AUTO,
             _MARK,
             _SOURCES,
+            _PAD,
             Remedy(
-                summary="Pad or bucket to a few lengths in the collator.", change={"pad_to_multiple_of": 64}
-            ),
-            Remedy(
-                summary="Gate it in training: torch.compiler.set_stance('fail_on_recompile') after the warm-up turns a late recompile into an error."
+                summary="Gate it in training: torch.compiler.set_stance('fail_on_recompile') after the warm-up turns a late recompile into an error.",
+                applicability="diagnosis",
             ),
         ),
     ),
@@ -64,6 +80,7 @@ CAUSES = (
             Remedy(
                 summary="Drop the last partial batch: DataLoader(..., drop_last=True), or pad it.",
                 change={"drop_last": True},
+                applicability="changes_numbers",
             ),
             _DYNAMIC,
             _AUTO,
@@ -79,11 +96,9 @@ CAUSES = (
             Remedy(
                 summary="Switch duck sizing off: torch.fx.experimental._config.use_duck_shape = False.",
                 change={"torch.fx.experimental._config.use_duck_shape": False},
+                applicability="safe",
             ),
-            Remedy(
-                summary="Warm up with sizes that equal no other dimension of any input.",
-                change={"first_length": "distinct"},
-            ),
+            Remedy(summary="Warm up with sizes that equal no other dimension of any input."),
         ),
     ),
     cause(
@@ -94,10 +109,12 @@ CAUSES = (
             Remedy(
                 summary="Keep that dimension at 2 or more: drop or pad batches of one.",
                 change={"drop_last": True},
+                applicability="changes_numbers",
             ),
             Remedy(
                 summary="Mark it unbacked: torch._dynamo.decorators.mark_unbacked({argument}, {dim}).",
                 change={"mark_unbacked": {"{argument}": ["{dim}"]}},
+                applicability="safe",
             ),
             Remedy(summary="Accept two variants and warm both before the first timed step."),
         ),
@@ -110,6 +127,7 @@ CAUSES = (
             Remedy(
                 summary="Pad every batch to a multiple of {multiple}.",
                 change={"pad_to_multiple_of": "{multiple}"},
+                applicability="changes_numbers",
             ),
             Remedy(summary="Make the code pad unconditionally, so that no guard on the remainder is needed."),
         ),
@@ -124,11 +142,7 @@ CAUSES = (
             Remedy(
                 summary="Keep batch x length on one side of the threshold (pack to a fixed number of tokens)."
             ),
-            Remedy(
-                summary="Ignore range guards of cached code: torch._inductor.config.unsafe_skip_cache_dynamic_shape_guards = True.",
-                change={"torch._inductor.config.unsafe_skip_cache_dynamic_shape_guards": True},
-                unsafe=True,
-            ),
+            _UNGUARDED,
         ),
     ),
     cause(
@@ -137,12 +151,12 @@ CAUSES = (
         kinds=RECOMPILES,
         remedies=(
             Remedy(summary="Warm one length of each range before the first step."),
-            Remedy(summary="Pack or pad to one length.", change={"pad_to_multiple_of": 1024}),
             Remedy(
-                summary="Ignore range guards of cached code: torch._inductor.config.unsafe_skip_cache_dynamic_shape_guards = True.",
-                change={"torch._inductor.config.unsafe_skip_cache_dynamic_shape_guards": True},
-                unsafe=True,
+                summary="Pack or pad to one length.",
+                change={"pad_to_multiple_of": 1024},
+                applicability="changes_numbers",
             ),
+            _UNGUARDED,
         ),
     ),
     cause(
@@ -157,11 +171,7 @@ CAUSES = (
             Remedy(
                 summary="Decide what depends on the size outside the block and pass it as a tensor.",
             ),
-            Remedy(
-                summary="Pad or bucket to a few lengths in the collator.",
-                change={"pad_to_multiple_of": 64},
-                applicability="changes_numbers",
-            ),
+            _PAD,
         ),
     ),
     cause(

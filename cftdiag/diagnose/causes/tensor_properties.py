@@ -15,6 +15,7 @@ CAUSES = (
             Remedy(
                 summary="Make the first block's input require grad (model.enable_input_require_grads(), or x.requires_grad_() after the embedding).",
                 change={"input_requires_grad": True},
+                applicability="safe",
             ),
             Remedy(summary="Accept exactly two variants; warm both up."),
         ),
@@ -27,7 +28,7 @@ CAUSES = (
             Remedy(
                 summary="Cast {argument} to one dtype before the first block, or keep the residual stream in one dtype."
             ),
-            Remedy(summary="Train without autocast, in the weights' own dtype.", change={"autocast": False}),
+            Remedy(summary="Train without autocast, in the weights' own dtype (other numbers)."),
         ),
     ),
     cause(
@@ -36,7 +37,8 @@ CAUSES = (
         kinds=RECOMPILES,
         remedies=(
             Remedy(
-                summary="Convert {argument} to a plain tensor before the block (wait_tensor, to_local, .data), on every call."
+                summary="Convert {argument} to a plain tensor before the block, on every call (wait_tensor, to_local, "
+                "x.view_as(x) of a Parameter; not .data or detach(), which cut its gradient)."
             ),
             Remedy(summary="Accept one variant per class and warm them up."),
         ),
@@ -47,7 +49,8 @@ CAUSES = (
         kinds=RECOMPILES,
         remedies=(
             Remedy(
-                summary="Give {argument} one number of dimensions on every path: unsqueeze or reshape it before the block."
+                summary="Give {argument} one shape on every path before the block: unsqueeze, expand to the same sizes, "
+                "contiguous(). A dimension of 1 in place of a longer one would be compiled again."
             ),
             Remedy(summary="Accept one variant per number of dimensions and warm them up."),
         ),
@@ -57,7 +60,10 @@ CAUSES = (
         says="`{argument}` is {actual} here; the code was compiled for {expected}.",
         kinds=RECOMPILES,
         remedies=(
-            Remedy(summary="Pass {argument} in every call (a full mask instead of None), or in none."),
+            Remedy(
+                summary="Pass {argument} to the block in every call, or in none. Where the model itself drops a mask without "
+                "padding (transformers does), give it the mask in four dimensions, which it leaves alone."
+            ),
             Remedy(summary="Accept two variants and warm both up."),
         ),
     ),

@@ -77,6 +77,7 @@ def facts(event: Event, cause: str, frame: Frame | None, feeds: list[Event]) -> 
         "callee_name": f"`{name}`" if name else None,
         "reason": f" ({reason[1]})" if reason and reason[1] != "None" else "",
         "logging_function": break_on_call.logging_function(event),
+        "reordered_function": break_on_call.reordered_function(event),
         "printer": break_on_call.printer(event),
         "said": _said(detail),
         "hint": _hint(detail),

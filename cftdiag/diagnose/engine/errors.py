@@ -201,13 +201,25 @@ def _wrong_code(context: Context, drafts: Drafts) -> None:
         advisory = ADVISORIES[found.issue]
         draft, _ = drafts.get("numerics", "known_wrong_code", "error", found.issue, found.line)
         draft.where = found.line
-        if found.block is not None and found.block not in draft.blocks:
-            draft.blocks.append(found.block)
+        # blocks of one class share the code of the one that compiled it
+        sharing = [fqn for fqn, ids in context.ran.items() if found.compile_id in ids]
+        draft.blocks += [b for b in (found.block, *sharing) if b is not None and b not in draft.blocks]
         draft.count += 1
-        draft.facts = {"issue": advisory.issue, "pattern": advisory.pattern, "fixed": advisory.fixed}
+        versions = f"from {advisory.since} on" if advisory.fixed is None else f"before {advisory.fixed}"
+        draft.facts = {
+            "issue": advisory.issue,
+            "pattern": advisory.pattern,
+            "versions": versions,
+            "fixed": advisory.fixed,
+        }
         draft.remedies = (
-            Remedy(summary=f"{advisory.workaround}, or torch {advisory.fixed}.", change=advisory.change),
+            Remedy(
+                summary=f"{advisory.workaround}.",
+                change=advisory.change,
+                applicability="by_hand" if advisory.change is None else "safe",
+            ),
         )
+        draft.only_own = advisory.fixed is None  # no version to take instead
         which = "backward" if found.backward else "forward"
         draft.note(f"{advisory.url}: {', '.join(found.buffers)} in the generated {which}")
 

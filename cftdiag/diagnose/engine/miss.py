@@ -245,7 +245,7 @@ def _parameters(compiles: Iterable[Event]) -> dict[str, set[str]]:
     found: dict[str, set[str]] = defaultdict(set)
     for event in compiles:
         if event.code is not None and RESUME not in event.code.qualname:
-            found[event.code.file] |= set(event.compiled.arguments)
+            found[event.code.file] |= {*event.compiled.arguments, *event.compiled.argument_names}
     return found
 
 

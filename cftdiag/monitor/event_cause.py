@@ -6,7 +6,7 @@ import collections
 import dataclasses
 
 from cftdiag.details import TensorArgument
-from cftdiag.events import Event
+from cftdiag.events import Code, Event
 from cftdiag.findings import Finding
 
 #: Events that have a cause of their own, and those that a later one is understood by.
@@ -50,7 +50,13 @@ class LiveDiagnosis:
         ]
         found = [f for f in diagnose(related, Context()) if f.kind == event.kind]
         guard = event.guard.expression if event.guard else None
-        return next((f for f in found if matches(f, event, guard)), found[0] if found else None)
+        same = next((f for f in found if matches(f, event, guard)), None)
+        if same is not None or len(found) < 2:
+            return same or next(iter(found), None)
+        # A finding words a guard by the parameter's name. The event without the others of its kind says which.
+        alone = [e for e in related if e is event or e.kind == "compile"]
+        cause = next((f.cause for f in diagnose(alone, Context()) if f.kind == event.kind), None)
+        return next((f for f in found if f.cause == cause), found[0])
 
 
 def matches(finding: Finding, event: Event, guard: str | None) -> bool:
@@ -78,3 +84,23 @@ def argument_shape(event: Event) -> tuple[int, int] | None:
     length = int(shapes[0][1])
     rows = max(int(s[0]) for s in shapes if s is shapes[0] or (len(s) == 3 and s[1] == shapes[0][1]))
     return rows, length
+
+
+class FirstBatch:
+    """The batch of a compile in the first step, in which no call is watched yet: what its block was called with.
+
+    Code that the block calls across a break has arguments of its own, which are no batch.
+    """
+
+    def __init__(self) -> None:
+        self._by_block: dict[str | None, tuple[Code | None, tuple[int, int] | None]] = {}
+
+    def of(self, event: Event) -> tuple[int, int] | None:
+        """(rows, length), or None where no argument shows it."""
+        outer, batch = self._by_block.get(event.block, (event.code, None))
+        if outer != event.code:
+            return batch
+        shape = argument_shape(event) or batch
+        if event.kind == "compile":
+            self._by_block[event.block] = (event.code, shape)
+        return shape

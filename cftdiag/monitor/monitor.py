@@ -23,7 +23,7 @@ from cftdiag.details import Detail, ErrorDetail, StepDetail
 from cftdiag.events import Event
 from cftdiag.monitor import process_info
 from cftdiag.monitor.alarms import NOT_REACHED, RECOMPILE_KINDS, Alarm, Rules, why
-from cftdiag.monitor.event_cause import TOLD, LiveDiagnosis, argument_shape
+from cftdiag.monitor.event_cause import TOLD, FirstBatch, LiveDiagnosis
 from cftdiag.monitor.journal import FLUSH_S, Journal
 from cftdiag.monitor.step_counter import StepClock, on_optimizer_step
 
@@ -166,6 +166,7 @@ class Monitor:
         self._clock = StepClock()
         self._step_started = time.perf_counter()
         self._shapes: list[tuple[int, int]] = []
+        self._first_batch = FirstBatch()
         self._last_event: Event | None = None
         self._told_never_run = False
         self._compiling: dict[str, Any] | None = None
@@ -315,7 +316,7 @@ class Monitor:
         """The event's detail with what only the monitor knows: the batch, and whether the plan foresees the
         compile.
         """
-        batch = self._shapes[-1] if self._shapes else argument_shape(event)
+        batch = self._shapes[-1] if self._shapes else self._first_batch.of(event)
         detail = dataclasses.replace(event.detail, batch=batch)
         if self._planned is not None and event.kind in ("compile", "recompile"):
             detail = dataclasses.replace(detail, planned=self._planned.foresees(event, batch))

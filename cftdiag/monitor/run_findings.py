@@ -14,7 +14,7 @@ from cftdiag.events import Event
 from cftdiag.findings import SEVERITIES, Finding
 from cftdiag.monitor.alarms import NOT_REACHED
 from cftdiag.monitor.divergence import divergences, finding, ranks_text
-from cftdiag.monitor.event_cause import argument_shape
+from cftdiag.monitor.event_cause import FirstBatch
 
 if TYPE_CHECKING:
     from cftdiag.monitor.run_files import RunFiles, Session
@@ -90,10 +90,9 @@ def _limit(session: Session) -> int:
 
 def _batches(session: Session) -> list[tuple[int, int]]:
     """(rows, length) by step as far as known; a step of which nothing is known repeats the one before it."""
+    first = FirstBatch()
     shapes = {
-        e.step: shape
-        for e in session.events
-        if e.kind == "compile" and (shape := argument_shape(e)) is not None
+        e.step: shape for e in session.events if e.kind == "compile" and (shape := first.of(e)) is not None
     }
     shapes.update({step.step: step.shapes[-1] for step in session.steps if step.shapes})
     if not shapes:

@@ -100,6 +100,19 @@ class TrainConfig:
     osft_unfreeze_rank_ratio: float = _option(
         0.25, "share of singular directions that are trained; 1 leaves a plain Linear, 0 freezes the target"
     )
+    osft_task: str | None = _option(
+        None,
+        "K/N: this is the K-th of N tasks in turn; its unfreeze ratio is on the line between osft-task-ratios",
+    )
+    osft_task_ratios: tuple[str, ...] = _option(
+        ("0.7", "0.3"), "unfreeze ratios of the first and of the last task, for osft-task"
+    )
+    osft_beside: str = _option(
+        "all",
+        "what is trained in full beside the targets: all, what is inside of the blocks (not embeddings, last norm and "
+        "lm_head), or none",
+        ("all", "blocks", "none"),
+    )
     osft_ranks: str = _option(
         "uniform", "one ratio for all targets, or by layer importance", ("uniform", "adaptive")
     )
@@ -212,6 +225,12 @@ class TrainConfig:
     def _check_pairs(self) -> None:
         if self.osft and self.lora:
             raise ValueError("osft and lora are two methods; give one of them")
+        if self.osft_task is not None:
+            task_ratio(self.osft_task, self.osft_task_ratios)
+            if self.osft_unfreeze_rank_ratio != _default("osft_unfreeze_rank_ratio"):
+                raise ValueError(
+                    "osft-task decides the ratio that osft-unfreeze-rank-ratio names; give one of them"
+                )
         if self.osft_redecompose is not None and not self.osft:
             raise ValueError(
                 "osft-redecompose starts an OSFT run; give osft too, or export the checkpoint and start from the result"
@@ -269,10 +288,33 @@ class TrainConfig:
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{_flag(name)} must be at least 1, not {getattr(self, name)}")
 
+    def without_effect(self) -> list[str]:
+        """Options of a method that is not the run's and that were set to something: lines to tell."""
+        lines = []
+        for method in ("osft", "lora"):
+            own = [f.name for f in dataclasses.fields(self) if f.name.startswith(f"{method}_")]
+            given = [_flag(name) for name in own if getattr(self, name) != _default(name)]
+            if given and method != self.method:
+                lines.append(f"{', '.join(given)}: no effect without --{method}")
+        if (
+            self.method == "osft"
+            and self.osft_task is None
+            and self.osft_task_ratios != _default("osft_task_ratios")
+        ):
+            lines.append("osft-task-ratios: no effect without --osft-task")
+        return lines
+
     @property
     def method(self) -> str:
         """``osft``, ``lora`` or ``full``."""
         return "osft" if self.osft else "lora" if self.lora else "full"
+
+    @property
+    def unfreeze_ratio(self) -> float:
+        """Share of the singular directions that OSFT trains: that of this task, or the one for all tasks."""
+        if self.osft_task is not None:
+            return task_ratio(self.osft_task, self.osft_task_ratios)
+        return self.osft_unfreeze_rank_ratio
 
     @property
     def scope(self) -> str:
@@ -350,6 +392,27 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     return {str(k).replace("-", "_"): v for k, v in values.items()}
 
 
+def task_ratio(task: str, ends: tuple[str, ...]) -> float:
+    """The unfreeze ratio of task ``K/N`` on the line from the first task's to the last one's: later tasks train
+    fewer directions, because there is more to keep. Raises ``ValueError``.
+
+    The ends 0.7 and 0.3 are those of peft's example for three tasks (orthogonal_subspace_learning).
+    """
+    number, _, count = task.partition("/")
+    if not (number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
+        raise ValueError(f"osft-task is the number of this task of all, such as 2/3, not {task!r}")
+    try:
+        first, last = (float(end) for end in ends)
+    except ValueError:
+        first = last = math.nan
+    if not (0 <= first <= 1 and 0 <= last <= 1):
+        raise ValueError(
+            f"osft-task-ratios are two shares between 0 and 1 such as 0.7,0.3, not {','.join(ends)!r}"
+        )
+    done = (int(number) - 1) / max(1, int(count) - 1)
+    return first + done * (last - first)
+
+
 def profile_range(text: str) -> range:
     """The optimizer steps of ``--profile-steps``: ``3-5`` is 3, 4 and 5. Raises ``ValueError``."""
     first, dash, last = text.partition("-")
@@ -360,6 +423,10 @@ def profile_range(text: str) -> range:
     ):
         raise ValueError(f"profile-steps is a range of optimizer steps such as 3-5, not {text!r}")
     return range(int(first), int(last or first) + 1)
+
+
+def _default(name: str) -> Any:
+    return TrainConfig.__dataclass_fields__[name].default
 
 
 def _flag(name: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from trainer.config import TrainConfig
 from trainer.data import Data
+from trainer.idle import idle_modules
 from trainer.model import model_class
 from trainer.osft.coverage import coverage
 from trainer.program import Program
@@ -24,6 +25,11 @@ def describe(
         + (f", backend {config.backend}, dynamic {config.dynamic}" if config.scope != "none" else ""),
         f"{len(data.train):,} samples, {len(data.steps):,} steps, rows of {min(lengths)} to {max(lengths)} tokens",
     ]
+    if idle := idle_modules(program.model):
+        left = sum(p.numel() for name in idle for p in program.model.get_submodule(name).parameters())
+        lines.append(
+            f"a step on text never calls {', '.join(idle)}: {left:,} parameters are left as they are, by every method"
+        )
     if cached:
         lines.append(cached)
     if program.targets:

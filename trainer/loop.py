@@ -77,7 +77,7 @@ def run(config: TrainConfig) -> RunResult:
         contextlib.ExitStack() as stack,
     ):
         on_rank_zero(lambda: require_writable(out))
-        notes: list[str] = []
+        notes = config.without_effect()
         lock = on_rank_zero(lambda: stack.enter_context(Lock(out, say=notes.append)))
         found = resume.find(config, notes.append)
         config = dataclasses.replace(config, compile_plan=resume.plan_of(found, config))

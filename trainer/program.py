@@ -27,6 +27,7 @@ from trainer import lora
 from trainer.config import TrainConfig
 from trainer.distributed import on_rank_zero
 from trainer.export import export_checkpoint
+from trainer.idle import idle_modules, trained_blocks
 from trainer.model import Source, build_meta, dtype_of, load_weights, open_source
 from trainer.osft import surgery
 from trainer.osft.importance import layer_importance
@@ -164,19 +165,16 @@ def apply_method(
 
     Only adaptive ranks with ``calibration`` need a process group, and ``plain`` (with weights) on its rank 0.
     """
+    for name in idle_modules(model):
+        model.get_submodule(name).requires_grad_(False)
     if config.lora:
         lora.adapt(
             model, rank=config.lora_rank, alpha=config.lora_alpha, patterns=config.lora_target_patterns
         )
-        if "block" in config.scope:
-            # The first block's input would be the only one without a gradient: another graph, for a block
-            # like all others.
-            model.get_input_embeddings().register_forward_hook(
-                lambda _module, _args, output: output.requires_grad_(torch.is_grad_enabled())
-            )
+        _first_like_the_others(model, config)
     if not config.osft:
         return ()
-    unfreeze: float | Mapping[str, float] = config.osft_unfreeze_rank_ratio
+    unfreeze: float | Mapping[str, float] = config.unfreeze_ratio
     patterns = config.osft_target_patterns
     if config.osft_ranks == "adaptive" and calibration is not None:
         ratios = layer_importance(plain, calibration) if plain is not None else None
@@ -185,7 +183,7 @@ def apply_method(
         assert shared[0] is not None
         names = [t.name for t in surgery.plan(model, 0.5, patterns)]
         unfreeze = by_target(
-            names, list(shared[0]), adaptive(list(shared[0].values()), config.osft_unfreeze_rank_ratio)
+            names, list(shared[0]), adaptive(list(shared[0].values()), config.unfreeze_ratio)
         )
     targets = surgery.plan(model, unfreeze, patterns, config.osft_rank_pattern)
     if ranks is not None:
@@ -195,7 +193,20 @@ def apply_method(
             )
         targets = [dataclasses.replace(t, high=ranks[t.name]) for t in targets]
     surgery.split(model, targets)
+    surgery.freeze_beside(model, targets, [name for name, _ in trained_blocks(model)], config.osft_beside)
+    if config.osft_beside != "all":
+        _first_like_the_others(model, config)
     return tuple(targets)
+
+
+def _first_like_the_others(model: nn.Module, config: TrainConfig) -> None:
+    """Where embeddings are frozen, the first block's input would be the only one without a gradient: another
+    graph, for a block like all others.
+    """
+    if "block" in config.scope:
+        model.get_input_embeddings().register_forward_hook(
+            lambda _module, _args, output: output.requires_grad_(torch.is_grad_enabled())
+        )
 
 
 def lookup_backend(name: str) -> Callable[..., Any]:

@@ -33,7 +33,8 @@ from trainer.step import Stepper
 _FIXED = ("osft", "lora", "lora_rank", "lora_alpha", "train_dtype", "batch_size", "seed", "validation_split")
 """What a checkpoint cannot be continued with otherwise: another model, or another order of the samples."""
 _DECIDED = (
-    *("osft_unfreeze_rank_ratio", "osft_ranks", "osft_rank_pattern", "osft_target_patterns"),
+    *("osft_unfreeze_rank_ratio", "osft_task", "osft_task_ratios", "osft_beside", "osft_ranks"),
+    *("osft_rank_pattern", "osft_target_patterns"),
     "lora_target_patterns",
 )
 """What was decided when the first run began and can have no effect any more."""

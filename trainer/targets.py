@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from torch import nn
 
-from cftdiag.recipe.blocks import find_blocks
+from trainer.idle import trained_blocks
 
 Weight = TypeVar("Weight")
 
@@ -46,7 +46,7 @@ def find_expert_targets(model: nn.Module, patterns: tuple[str, ...] = ()) -> dic
 def _linears(model: nn.Module) -> dict[str, nn.Module]:
     return {
         f"{block}.{name}": module
-        for block, parent in find_blocks(model)
+        for block, parent in trained_blocks(model)
         for name, module in parent.named_modules()
         if (isinstance(module, nn.Linear) or is_conv1d(module)) and not _is_router(model, name, module)
     }
@@ -55,7 +55,7 @@ def _linears(model: nn.Module) -> dict[str, nn.Module]:
 def _expert_weights(model: nn.Module) -> dict[str, nn.Parameter]:
     return {
         ".".join(part for part in (block, name, own) if part): weight
-        for block, parent in find_blocks(model)
+        for block, parent in trained_blocks(model)
         for name, module in parent.named_modules()
         if not isinstance(module, _CONVOLUTIONS)
         for own, weight in module.named_parameters(recurse=False)

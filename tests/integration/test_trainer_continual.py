@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ import torch
 from torch import Tensor
 
 import trainer
-from trainer import continual, demo, patterns
+from trainer import demo, patterns
 from trainer.config import TrainConfig
+from trainer.continual.__main__ import main
 from trainer.distributed import process_group
 from trainer.osft.linear import OSFTLinear, compose
 from trainer.program import build
@@ -123,20 +125,32 @@ def test_what_cannot_be_decomposed_anew_is_one_line(runs: Path) -> None:
         )
 
 
-def test_the_script_runs_both_tasks_by_each_method(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_the_script_runs_all_tasks_by_each_method(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "points.json"
-    arguments = ["--seeds", "1", "--steps", "2", "--base-steps", "2", "--osft", "0.25", "--json", str(file)]
-    assert continual.main(arguments) == 0
-    printed = capsys.readouterr().out
-    assert "| full |" in printed and "| osft 0.25 |" in printed
+    methods = ["osft progressive beside=none", "olora 2", "replay"]
+    arguments = ["--seeds", "1", "--steps", "2", "--base-steps", "2", "--json", str(file)]
+    for method in methods:
+        arguments += ["--method", method]
+    assert main(arguments) == 0
+    printed = capsys.readouterr()
+    assert "| replay | 0 of 3 |" in printed.out and "(not learned)" in printed.err
     outcomes = json.loads(file.read_text())
-    assert [o["method"] for o in outcomes] == ["full", "osft 0.25"]
+    assert [o["method"] for o in outcomes] == methods
     for outcome in outcomes:
-        assert [p["step"] for p in outcome["during_b"]] == [0, 1, 2]
-        # Task B starts from what task A left, whatever the method.
-        for task in ("base", "A", "B"):
-            assert outcome["during_b"][0]["loss"][task] == pytest.approx(
-                outcome["after_a"]["loss"][task], rel=1e-5
-            )
+        assert [p["task"] for p in outcome["phases"]] == ["base", "A", "B", "C"]
+        assert [p["steps"] for p in outcome["phases"]] == [2] * 4
+        assert outcome["phases"][0] == outcomes[0]["phases"][0], "all start from one base model"
+        losses = [p["after"]["C"]["loss"] for p in outcome["phases"]]
+        assert len(set(losses)) == 4 and all(math.isfinite(loss) for loss in losses)
+
+
+def test_what_the_script_cannot_do_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    for arguments, told in (
+        (["--method", "osft 2"], "'osft 2' is no method"),
+        (["--seeds", "0"], "at least 1"),
+        (["--learned", "0"], "--learned is a positive number"),
+        (["--json", str(tmp_path / "none" / "x")], "cannot write"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main(arguments)
+        assert ended.value.code == 2 and told in capsys.readouterr().err.splitlines()[-1]

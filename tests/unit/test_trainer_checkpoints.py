@@ -244,6 +244,8 @@ def test_options_that_can_have_no_effect_are_refused(tmp_path: Path) -> None:
             "osft-unfreeze-rank-ratio 0.5 has no effect on the checkpoint of step 3, .* with 0.25; give",
         ),
         ({"osft_ranks": "adaptive"}, "osft-ranks adaptive has no effect"),
+        ({"osft_beside": "none"}, "osft-beside none has no effect .* with all"),
+        ({"osft_task": "2/3"}, "osft-task 2/3 has no effect .* with None"),
         (
             {"osft_rank_pattern": ("mlp=0.5",)},
             "osft-rank-pattern mlp=0.5 has no effect .* with none; .*--osft-redecompose",

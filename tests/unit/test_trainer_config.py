@@ -28,6 +28,12 @@ def test_flags_win_over_the_file(tmp_path: Path) -> None:
         ({"compile_model": True, "compile_scope": "loss"}, "give one of them"),
         ({"demo": True, "data_path": "x"}, "demo brings its own"),
         ({"osft_unfreeze_rank_ratio": 1.5}, "between 0 and 1"),
+        ({"osft_task": "4/3"}, "such as 2/3, not '4/3'"),
+        ({"osft_task": "2"}, "such as 2/3, not '2'"),
+        ({"osft_task": "2/3", "osft_task_ratios": ("0.7",)}, "two shares between 0 and 1 .* not '0.7'"),
+        ({"osft_task": "2/3", "osft_task_ratios": ("0.7", "2")}, "two shares between 0 and 1"),
+        ({"osft_task": "2/3", "osft_unfreeze_rank_ratio": 0.5}, "give one of them"),
+        ({"osft_beside": "norms"}, "osft-beside must be one of all, blocks, none"),
         ({"validation_split": 0.1, "validation_path": "x"}, "give one of them"),
         ({"batch_size": 0}, "batch-size must be at least 1"),
         ({"batch_size": "8"}, "batch-size must be an integer, not '8'"),
@@ -57,6 +63,25 @@ def test_compile_model_is_scope_block() -> None:
     assert TrainConfig().scope == "none"
     assert TrainConfig(compile_model=True).scope == "block"
     assert TrainConfig(compile_model=True, compile_scope="block+loss").scope == "block+loss"
+
+
+def test_later_tasks_train_fewer_directions() -> None:
+    def ratios(count: int, **values: Any) -> list[float]:
+        return [TrainConfig(osft_task=f"{k}/{count}", **values).unfreeze_ratio for k in range(1, count + 1)]
+
+    assert ratios(3) == pytest.approx([0.7, 0.5, 0.3])
+    assert ratios(2, osft_task_ratios=("0.5", "0")) == pytest.approx([0.5, 0.0])
+    assert ratios(1) == [0.7]
+    assert TrainConfig(osft_unfreeze_rank_ratio=0.4).unfreeze_ratio == 0.4
+
+
+def test_options_of_another_method_are_told() -> None:
+    assert TrainConfig(osft=True, osft_ranks="adaptive", osft_task="1/2").without_effect() == []
+    told = TrainConfig(lora=True, lora_rank=4, osft_ranks="adaptive", osft_beside="none").without_effect()
+    assert told == ["osft-beside, osft-ranks: no effect without --osft"]
+    assert TrainConfig(lora_rank=4).without_effect() == ["lora-rank: no effect without --lora"]
+    told = TrainConfig(osft=True, osft_task_ratios=("0.5", "0.1")).without_effect()
+    assert told == ["osft-task-ratios: no effect without --osft-task"]
 
 
 def test_the_environment_overrides_the_default_backend(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,60 +1,104 @@
-"""The forgetting table: equal learning is compared at equal loss, spread is over seeds; the tasks are what
-they say.
-"""
+"""The forgetting table: transfer and spread are what their names say; methods and tasks are what they say."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 from trainer import patterns
-from trainer.continual import Outcome, Point, at_level, render, rows_of
+from trainer.config import TrainConfig
+from trainer.continual.figures import figures, render, table
+from trainer.continual.methods import METHODS, Orthogonal, parse
+from trainer.continual.phases import Outcome, Phase, Score
+from trainer.lora import LoRALinear
 
 
-def _point(step: int, a: float, b: float, base: float = 0.0) -> Point:
-    return Point(step=step, loss={"A": a, "B": b, "base": base})
+def _scores(**accuracies: float) -> dict[str, Score]:
+    return {task: Score(loss=1.0, accuracy=accuracy) for task, accuracy in accuracies.items()}
 
 
-CURVE = [_point(0, 0.0, 4.0), _point(10, 1.0, 2.0), _point(20, 3.0, 1.0)]
+def _outcome(seed: int = 0, method: str = "full", end: float = 0.5) -> Outcome:
+    return Outcome(
+        method=method,
+        seed=seed,
+        untrained=_scores(base=0.0, A=0.1, B=0.2),
+        phases=[
+            Phase(task="base", steps=300, learned=True, after=_scores(base=1.0, A=0.3, B=0.0)),
+            Phase(task="A", steps=20, learned=True, after=_scores(base=0.6, A=0.9, B=0.3)),
+            Phase(task="B", steps=40, learned=seed == 0, after=_scores(base=0.4, A=end, B=1.0)),
+        ],
+    )
 
 
-def test_the_first_point_at_a_level_is_between_measurements() -> None:
-    assert at_level(CURVE, "B", 3.0) == _point(5, 0.5, 3.0)
-    assert at_level(CURVE, "B", 2.0) == _point(10, 1.0, 2.0)
-    assert at_level(CURVE, "B", 1.5) == _point(15, 2.0, 1.5)
-    assert at_level(CURVE, "B", 0.5) == CURVE[-1]
+def test_transfer_is_what_lopez_paz_and_ranzato_call_so() -> None:
+    found = figures(_outcome())
+    assert found["average"] == pytest.approx((0.4 + 0.5 + 1.0) / 3)
+    assert found["backward"] == pytest.approx(((0.4 - 1.0) + (0.5 - 0.9)) / 2), (
+        "forgotten since each was learned"
+    )
+    assert found["forward"] == pytest.approx(((0.3 - 0.1) + (0.3 - 0.2)) / 2), "known before it is trained"
+    assert (found["steps a task"], found["A at the end"]) == (30, 0.5)
 
 
-def test_methods_are_compared_where_all_have_learned_the_second_task_equally() -> None:
-    slow = [_point(0, 0.5, 4.0), _point(20, 0.6, 2.0, base=0.25)]
-    outcomes = [
-        Outcome(method="full", seed=0, before=_point(0, 5.0, 5.0), after_a=CURVE[0], during_b=CURVE),
-        Outcome(method="osft 0.25", seed=0, before=_point(0, 5.0, 5.0), after_a=slow[0], during_b=slow),
-    ]
-    full, osft = rows_of(outcomes)
-    assert full["A forgotten"][0] == 3.0 and osft["A forgotten"][0] == pytest.approx(0.1)
-    # OSFT came down to 2.0 only: full fine-tuning was there at step 10, with 1.0 forgotten.
-    assert full["same B: step"][0] == 10 and full["same B: A"][0] == full["same B: A forgotten"][0] == 1.0
-    assert osft["same B: step"][0] == 20 and osft["base forgotten"][0] == 0.25
+def test_spread_is_over_seeds_and_what_was_not_learned_is_counted() -> None:
+    [row, other] = table([_outcome(0), _outcome(1, end=0.7), _outcome(0, method="replay")])
+    assert row["A at the end"] == (pytest.approx(0.6), pytest.approx(0.02**0.5)) and row["learned"] == (3, 4)
+    assert other["method"] == "replay" and other["A at the end"] == (0.5, 0.0)
+    head, _, first, _ = render([row, other]).splitlines()
+    assert head.startswith("| method | learned | average | backward | forward | base at the end |")
+    assert first.startswith(
+        "| full | 3 of 4 | 0.67 +- 0.05 | -0.45 +- 0.07 | 0.15 +- 0.00 | 0.40 +- 0.00 | 0.60 +- 0.14 |"
+    )
+    assert first.endswith("| 30 +- 0 |")
 
 
-def test_spread_is_over_seeds() -> None:
-    ends = {0: 1.0, 1: 3.0}
-    outcomes = [
-        Outcome(
-            method="full",
-            seed=seed,
-            before=CURVE[0],
-            after_a=CURVE[0],
-            during_b=[_point(0, 0.0, 2.0), _point(9, a, 1.0)],
-        )
-        for seed, a in ends.items()
-    ]
-    [row] = rows_of(outcomes)
-    assert row["A forgotten"] == (2.0, pytest.approx(2**0.5))
-    assert "| full | 0.00 +- 0.00 | 1.00 +- 0.00 | 2.00 +- 1.41 |" in render([row])
+@pytest.mark.parametrize("text", METHODS)
+def test_every_method_is_a_configuration_for_each_task(text: str) -> None:
+    method = parse(text)
+    assert [TrainConfig(demo=True, **method.options(k, 3)).method for k in (1, 2, 3)]
+
+
+def test_progressive_shares_follow_the_tasks() -> None:
+    def shares(text: str) -> list[Any]:
+        return [TrainConfig(demo=True, **parse(text).options(k, 3)).unfreeze_ratio for k in (1, 2, 3)]
+
+    assert shares("osft progressive beside=none") == pytest.approx([0.7, 0.5, 0.3])
+    assert shares("osft 0.25") == [0.25] * 3
+    assert parse("lora 8 lr=4e-3").lr == 4e-3
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "ful", "full 0.5", "osft", "osft 2", "osft x", "lora 0", "lora 0.5", "lora 8 beside=none", "full lr=0", "osft 0.5 beside=x"],
+)  # fmt: skip
+def test_what_is_no_method_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"is no method .*one of full, replay, osft SHARE"):
+        parse(text)
+
+
+def test_adapters_read_nothing_of_what_earlier_ones_read() -> None:
+    def adapter() -> nn.Module:
+        layer = LoRALinear(nn.Parameter(torch.zeros(5, 8)), None, rank=2, scale=1.0)
+        nn.init.normal_(layer.A)
+        return nn.ModuleDict({"q": layer})
+
+    orthogonal, earlier = Orthogonal(), []
+    for task in range(3):
+        model = adapter()
+        before = model["q"].A.detach().clone()
+        orthogonal.hold(model)
+        rows = model["q"].A.detach()
+        assert (task == 0) == torch.equal(rows, before)
+        for other in earlier:
+            assert (rows @ other.T).abs().max() < 1e-5
+        assert rows.norm() > 0.1
+        earlier.append(rows.clone())
+        orthogonal.add(model)
 
 
 def test_the_two_tasks_contradict_each_other_and_the_files_hold_their_answers(tmp_path: Path) -> None:

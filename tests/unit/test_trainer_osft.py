@@ -240,6 +240,27 @@ def test_what_is_not_covered_is_said() -> None:
     assert len(coverage(_tiny("qwen3"), blocks, surgery.plan(_tiny("qwen3"), 0.25)).lines()) == 2
 
 
+def test_what_is_trained_beside_the_targets_is_chosen_and_said() -> None:
+    def trained(beside: str) -> tuple[set[str], list[str]]:
+        model = _tiny("qwen3")
+        blocks = list(dict(find_blocks(model)))
+        targets = surgery.plan(model, 0.25, (), ("q_proj=1", "k_proj=0"))
+        surgery.split_and_decompose(model, targets)
+        surgery.freeze_beside(model, targets, blocks, beside)
+        names = {name for name, p in model.named_parameters() if p.requires_grad}
+        return names, coverage(model, blocks, targets).lines()
+
+    everything, lines = trained("all")
+    outer = {"model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"}
+    assert outer < everything and "OSFT protects nothing" in lines[1]
+    inside, lines = trained("blocks")
+    assert inside == everything - outer
+    assert lines[1].startswith("frozen outside of the blocks: ") and "lm_head.weight" in lines[1]
+    factors, lines = trained("none")
+    assert factors == {n for n in inside if n.endswith(("_low", "q_proj.weight"))}
+    assert "input_layernorm" not in lines[0] and "q_proj.weight" in lines[0]
+
+
 def test_every_pattern_must_match() -> None:
     with pytest.raises(
         ValueError, match="matches upp_proj; give target patterns out of: down_proj, gate_proj"

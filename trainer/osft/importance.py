@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cftdiag.recipe.blocks import find_blocks
+from trainer.idle import trained_blocks
 
 
 def layer_importance(model: nn.Module, batches: Callable[[], list[dict[str, Any]]]) -> dict[str, float]:
@@ -18,7 +18,7 @@ def layer_importance(model: nn.Module, batches: Callable[[], list[dict[str, Any]
 
     A block that barely turns its input keeps more of its directions frozen. ``model`` is the plain one.
     """
-    sums = dict.fromkeys(dict(find_blocks(model)), 0.0)
+    sums = dict.fromkeys(dict(trained_blocks(model)), 0.0)
     count = 0
 
     def watch(name: str) -> Callable[..., None]:
@@ -29,7 +29,9 @@ def layer_importance(model: nn.Module, batches: Callable[[], list[dict[str, Any]
 
         return hook
 
-    hooks = [block.register_forward_hook(watch(name), with_kwargs=True) for name, block in find_blocks(model)]
+    hooks = [
+        block.register_forward_hook(watch(name), with_kwargs=True) for name, block in trained_blocks(model)
+    ]
     try:
         with torch.no_grad():
             for batch in batches():

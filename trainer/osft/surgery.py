@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
 
 from cftdiag.recipe.blocks import set_module
 from trainer.osft.experts import SUFFIX, OSFTExperts, install, uninstall
-from trainer.osft.linear import OSFTLinear, compose, decompose
+from trainer.osft.linear import FACTORS, OSFTLinear, compose, decompose
 from trainer.osft.ranks import high_rank, ratio_patterns
 from trainer.targets import find_expert_targets, find_targets, is_conv1d
 
@@ -127,6 +127,18 @@ def split(model: nn.Module, targets: list[Target]) -> None:
                 device=weight.device,
             )
             set_module(model, target.name, layer)
+
+
+def freeze_beside(model: nn.Module, targets: Sequence[Target], blocks: Sequence[str], beside: str) -> None:
+    """Freeze what is no target of a split model, but for what ``beside`` names: ``all`` of it, what is in the
+    ``blocks`` (names), or ``none``. What peft's OSF trains is ``none``.
+    """
+    own = {t.source for t in targets if t.kind == "trained"}
+    own |= {f"{t.holder}.{factor}" for t in targets if t.kind == "split" for factor in FACTORS}
+    inside = tuple(f"{block}." for block in blocks) if beside == "blocks" else ()
+    for name, parameter in model.named_parameters():
+        if beside != "all" and name not in own and not name.startswith(inside):
+            parameter.requires_grad_(False)
 
 
 def split_and_decompose(

@@ -1,0 +1,104 @@
+"""The methods that are compared, and the trainer's options of each."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trainer.config import TrainConfig
+from trainer.lora import LoRALinear
+from trainer.osft.frozen import local
+from trainer.weights import plain_modules
+
+FORMS = "full, replay, osft SHARE, osft progressive, lora RANK, olora RANK"
+"""``osft`` takes ``beside=all|blocks|none``, all take ``lr=RATE``."""
+
+METHODS = (
+    "full", "full lr=2.5e-4", "osft 0.25", "osft 0.25 beside=blocks", "osft 0.25 beside=none", "osft progressive",
+    "osft progressive beside=none", "lora 8 lr=4e-3", "olora 8 lr=4e-3", "replay",
+)  # fmt: skip
+"""What is compared unless methods are named."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Method:
+    """One way to learn tasks in turn."""
+
+    text: str
+    """As it was given."""
+    name: str
+    value: str
+    """The share, ``progressive`` or the rank; empty where there is none."""
+    beside: str = "all"
+    """Of OSFT: :attr:`trainer.TrainConfig.osft_beside`."""
+    lr: float | None = None
+    """None for the rate of all methods."""
+
+    def options(self, number: int, count: int) -> dict[str, Any]:
+        """The trainer's options for task ``number`` (from 1) of ``count``."""
+        if self.name in ("lora", "olora"):
+            return {"lora": True, "lora_rank": int(self.value), "lora_alpha": 2.0 * int(self.value)}
+        if self.name != "osft":
+            return {}
+        if self.value == "progressive":
+            share: dict[str, Any] = {"osft_task": f"{number}/{count}"}
+        else:
+            share = {"osft_unfreeze_rank_ratio": float(self.value)}
+        return {"osft": True, "osft_beside": self.beside, **share}
+
+
+def parse(text: str) -> Method:
+    """Raises ``ValueError`` for what is no method."""
+    words = text.split()
+    plain = [word for word in words if "=" not in word]
+    pairs = dict(word.split("=", 1) for word in words if "=" in word)
+    name, value = (*plain, "", "")[:2]
+    try:
+        if len(plain) != (1 if name in ("full", "replay") else 2) or pairs.keys() - {"beside", "lr"}:
+            raise ValueError("it has another form")
+        if "beside" in pairs and name != "osft":
+            raise ValueError("only osft has something beside")
+        rate = float(pairs["lr"]) if "lr" in pairs else None
+        if rate is not None and not 0 < rate < math.inf:
+            raise ValueError("a learning rate is positive")
+        method = Method(text=text, name=name, value=value, beside=pairs.get("beside", "all"), lr=rate)
+        if name not in ("full", "replay", "osft", "lora", "olora"):
+            raise ValueError("there is none of that name")
+        TrainConfig(demo=True, **method.options(1, 1))
+    except ValueError as error:
+        raise ValueError(f"{text!r} is no method ({error}); one of {FORMS}, with lr=RATE") from error
+    return method
+
+
+class Orthogonal:
+    """Adapters that read nothing of what earlier tasks' adapters read: A is kept orthogonal to the rows of all
+    earlier ones (O-LoRA, arXiv 2310.14152, with the condition held exactly instead of by a penalty).
+    """
+
+    def __init__(self) -> None:
+        self._rows: dict[str, Tensor] = {}
+
+    @torch.no_grad()
+    def hold(self, model: nn.Module) -> None:
+        """Project the adapters of a model; after each step, and before the first."""
+        for name, layer in _adapted(model).items():
+            if (rows := self._rows.get(name)) is not None:
+                a = local(layer.A)
+                a -= (a @ rows.T) @ rows
+
+    @torch.no_grad()
+    def add(self, model: nn.Module) -> None:
+        """Note what a task's adapters read, at its end."""
+        for name, layer in _adapted(model).items():
+            rows = local(layer.A)
+            if name in self._rows:
+                rows = torch.cat([self._rows[name], rows])
+            self._rows[name] = torch.linalg.svd(rows, full_matrices=False).Vh[: len(rows)]
+
+
+def _adapted(model: nn.Module) -> dict[str, LoRALinear]:
+    return {name: m for name, m in plain_modules(model).items() if isinstance(m, LoRALinear)}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -21,7 +22,7 @@ from typing import Any
 from cftdiag.check import launchers, rank_order
 from cftdiag.check.runner import Progress
 from cftdiag.error_text import shorten
-from cftdiag.errors import EnvironmentUnfit, InputError
+from cftdiag.errors import CheckError, EnvironmentUnfit, InputError
 from cftdiag.findings import SEVERITIES, Finding
 from cftdiag.monitor import rundir
 from cftdiag.monitor.recorded_run import Run, load_run
@@ -41,6 +42,8 @@ DEFAULT_DEVICE = "h200"
 POLL_S = 0.2
 #: Seconds that a rank out of time gets to say what it knows.
 GRACE_S = 10.0
+#: Memory of a run with plain arithmetic.
+PLAIN_BYTES = 12 << 30
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,12 +59,18 @@ class ScriptOptions:
     depth: str = "joint"
     target: str | None = None
     weights: bool = False
+    plain: bool = False
+    """Compute everything at small size and compile nothing."""
     routing: str = "balanced"
     timeout: float = 600.0
     """Seconds for each rehearsal."""
     torch_config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     compile_kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     env: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    pad_to_multiple_of: int | None = None
+    drop_last: bool = False
+    input_requires_grad: bool = False
+    model_config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     verify: bool = True
     verify_budget: float = 300.0
     keep: str | None = None
@@ -98,6 +107,8 @@ class Rehearsed:
     seconds: float
     written: tuple[str, ...]
     """Paths that the script believes it wrote."""
+    blame: Blame | None = None
+    """Whose the failure is that ended the script; None where none did, or where that is not known."""
     order: Finding | None = None
     """Where ranks part in the order of their collectives."""
 
@@ -220,9 +231,14 @@ class _Ranks:
             local_world_size=self.launch.local_world_size,
             compared=len(self.options.ranks) > 1,
             weights=self.options.weights,
+            plain=self.options.plain,
             routing=self.options.routing,
             torch_config=self.options.torch_config,
             compile_kwargs=self.options.compile_kwargs,
+            pad_to_multiple_of=self.options.pad_to_multiple_of,
+            drop_last=self.options.drop_last,
+            input_requires_grad=self.options.input_requires_grad,
+            model_config=self.options.model_config,
         )
         env = {
             **os.environ,
@@ -249,6 +265,9 @@ class _Ranks:
             die_with_parent()
             # here, so that it holds for whatever the command starts and however it starts it
             confine.confine(allowed)
+            if self.options.plain:
+                # what is computed with can be larger than this machine
+                resource.setrlimit(resource.RLIMIT_DATA, (PLAIN_BYTES, PLAIN_BYTES))
 
         log = open(folder / "output.txt", "wb")
         try:
@@ -333,6 +352,62 @@ def _last_words(path: Path) -> str:
     return next((line[:300] for line in reversed(lines) if line), "")
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Blame:
+    """What a run with plain arithmetic said of a failure."""
+
+    by_script: bool
+    """True where the script failed alike, False where it did not fail."""
+    stood_in: tuple[str, ...] = ()
+    """What was answered for in that run too."""
+
+    def text(self) -> str:
+        """The end of a sentence that tells the failure."""
+        if not self.by_script:
+            return "; it does not fail with plain arithmetic and without torch.compile: it is the rehearsal that breaks it"
+        but = f", where {' and '.join(self.stood_in)} were stood in for as well" if self.stood_in else ""
+        return f"; it fails with plain arithmetic and without torch.compile too{but}"
+
+
+def with_blame(rehearsed: Rehearsed, options: ScriptOptions, progress: Progress) -> Rehearsed:
+    """Where a failure that was no compile's ended the script: run it once more, computing at small size, as far as
+    the failure.
+    """
+    outcome = rehearsed.first.outcome
+    fault = outcome.fault if outcome is not None else None
+    known = fault is None or fault.compile or fault.error in _OWN_FAULTS
+    if known or rehearsed.first.timed_out or options.weights or rehearsed.steps >= PLAIN_STEPS:
+        return rehearsed
+    progress(ProgressEvent(phase="prove", text="whether the script fails by itself"))
+    plain = dataclasses.replace(
+        options,
+        plain=True,
+        target=None,
+        steps=rehearsed.steps + 1,
+        ranks=(rehearsed.first.rank,),
+        timeout=min(options.timeout, PLAIN_S),
+        keep=None,
+    )
+    try:
+        end = rehearse(plain, lambda event: None).first
+    except CheckError:
+        return rehearsed
+    again = end.outcome
+    if again is None or end.timed_out:
+        return rehearsed
+    assert fault is not None
+    if again.fault is None:
+        went_on = end.exit_code == 0
+        return dataclasses.replace(rehearsed, blame=Blame(by_script=False) if went_on else None)
+    alike = (again.fault.error, again.fault.file, again.fault.line) == (fault.error, fault.file, fault.line)
+    blame = Blame(by_script=True, stood_in=again.stood_in) if alike else None
+    return dataclasses.replace(rehearsed, blame=blame)
+
+
+#: Steps after which a failure is not looked for again with plain arithmetic, and seconds for it.
+PLAIN_STEPS, PLAIN_S = 5, 180.0
+
+
 def judge_ends(rehearsed: Rehearsed, options: ScriptOptions) -> None:
     """Raise where the rehearsal says nothing about compiling, with one line on why."""
     end, outcome = rehearsed.first, rehearsed.first.outcome
@@ -354,7 +429,10 @@ def judge_ends(rehearsed: Rehearsed, options: ScriptOptions) -> None:
             )
         if fault.error in _OWN_FAULTS:
             raise InputError(f"{text}; mend the command")
-        raise EnvironmentUnfit(f"{text}; not known whether it fails outside the rehearsal too")
+        blame = rehearsed.blame
+        if blame is not None and blame.by_script and not blame.stood_in:
+            raise InputError(f"{text}{blame.text()}")
+        raise EnvironmentUnfit(f"{text}{UNKNOWN if blame is None else blame.text()}")
     if outcome is None and end.exit_code < 0:
         raise EnvironmentUnfit(
             f"the script was killed by {signal.Signals(-end.exit_code).name} before its first step"
@@ -373,6 +451,8 @@ def judge_ends(rehearsed: Rehearsed, options: ScriptOptions) -> None:
     )
 
 
+#: End of a sentence that tells a failure of which no more is known.
+UNKNOWN = "; not known whether it fails outside the rehearsal too"
 #: Exceptions that a rehearsal does not cause.
 _OWN_FAULTS = frozenset(
     {

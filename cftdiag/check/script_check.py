@@ -7,8 +7,7 @@ import dataclasses
 from cftdiag.check import script_proofs, script_report
 from cftdiag.check.report import CheckReport
 from cftdiag.check.runner import Progress
-from cftdiag.check.script import ScriptOptions, judge_ends, rehearse
-from cftdiag.findings import Finding
+from cftdiag.check.script import ScriptOptions, judge_ends, rehearse, with_blame
 
 
 def check_script(options: ScriptOptions, progress: Progress = lambda event: None) -> CheckReport:
@@ -17,11 +16,12 @@ def check_script(options: ScriptOptions, progress: Progress = lambda event: None
     Raises :class:`InputError` for a command that cannot be rehearsed or does not train, and
     :class:`EnvironmentUnfit` where no conclusion was reached.
     """
-    rehearsed = rehearse(options, progress)
+    rehearsed = with_blame(rehearse(options, progress), options, progress)
     judge_ends(rehearsed, options)
-    findings: tuple[Finding, ...] = rehearsed.findings
-    notes: list[str] = []
+    proved = script_proofs.Proved(findings=rehearsed.findings)
     if options.verify and not rehearsed.first.timed_out:
-        findings, notes = script_proofs.prove(rehearsed, options, progress)
-    report = script_report.build(rehearsed, options, findings)
-    return dataclasses.replace(report, undetermined=(*report.undetermined, *notes))
+        proved = script_proofs.prove(rehearsed, options, progress)
+    report = script_report.build(rehearsed, options, proved.findings)
+    return dataclasses.replace(
+        report, undetermined=(*report.undetermined, *proved.notes), change_first=proved.change_first
+    )

@@ -10,7 +10,7 @@ from typing import Any
 
 from cftdiag.check.make_report import environment
 from cftdiag.check.report import BlockResult, CheckReport
-from cftdiag.check.script import RankEnd, Rehearsed, ScriptOptions
+from cftdiag.check.script import UNKNOWN, RankEnd, Rehearsed, ScriptOptions
 from cftdiag.error_text import shorten
 from cftdiag.events import Event
 from cftdiag.findings import Finding, verdict
@@ -111,16 +111,20 @@ def _notes(rehearsed: Rehearsed, options: ScriptOptions, *, compiled: bool) -> I
         who = f"rank {end.rank}" if len(rehearsed.ends) > 1 else "the script"
         fault = end.outcome.fault if end.outcome else None
         if _broken(end) or end.timed_out:
-            unknown = (
-                "; not known whether it does outside the rehearsal too"
-                if fault is not None and not fault.compile
-                else ""
-            )
+            unknown = ""
+            if fault is not None and not fault.compile:
+                unknown = UNKNOWN if rehearsed.blame is None else rehearsed.blame.text()
             yield f"{who} made {steps} of {options.steps} steps: {ended(end, options)}{unknown}"
     if not compiled and not any(f.cause == NOT_REACHED for f in rehearsed.findings):
         yield "nothing was compiled: the script made its steps without torch.compile"
     outcome = rehearsed.first.outcome
     if outcome is not None:
+        own_end = not (outcome.ended_by_limit or outcome.fault or _broken(rehearsed.first))
+        if outcome.guessed and own_end and rehearsed.steps < options.steps:
+            yield (
+                f"the script ended by itself after {rehearsed.steps} of {options.steps} steps, and had read values that are not "
+                "computed: whether it stopped by one of them is not known"
+            )
         if compiled and not outcome.evaluated:
             yield f"no evaluation was met within {rehearsed.steps} steps"
         yield from outcome.undetermined

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 
 from cftdiag import fastforward
+from cftdiag.rehearse import remedies
+from cftdiag.rehearse.remedies import Applied
 from cftdiag.rehearse.settings import Rehearsal, jsonable
 from cftdiag.torch_private import rehearsal
 
@@ -29,6 +31,8 @@ class Compiled:
     def __init__(self) -> None:
         self.notes: list[str] = []
         self.evaluated = False
+        self.finished = False
+        """Whether a trainer has made all steps that it was to make."""
         self._modules: list[weakref.ref[torch.nn.Module]] = []
         self._kwargs: dict[str, Any] = {}
 
@@ -53,7 +57,7 @@ class Compiled:
             self.notes.append(text)
 
 
-def install(settings: Rehearsal) -> Compiled:
+def install(settings: Rehearsal, applied: Applied) -> Compiled:
     """Replace what compiles each graph for the rest of this process."""
     compiled = Compiled()
     compile_graph, trace = _backends(settings)
@@ -79,7 +83,7 @@ def install(settings: Rehearsal) -> Compiled:
     _on_compiled_calls(entered)
     rehearsal.CompileByInductor.__call__ = by_inductor
     rehearsal.CompileByName.__call__ = by_name
-    _watch_calls(compiled, dict(settings.compile_kwargs))
+    _watch_calls(compiled, settings, applied)
     return compiled
 
 
@@ -97,16 +101,19 @@ def _backends(settings: Rehearsal) -> tuple[Callable[..., Any], Callable[..., An
     return fastforward.backend_for(settings.depth), fastforward.trace_only
 
 
-def _watch_calls(compiled: Compiled, changes: dict[str, Any]) -> None:
+def _watch_calls(compiled: Compiled, settings: Rehearsal, applied: Applied) -> None:
     """Note each call of ``torch.compile``, with a remedy's arguments over the script's own."""
-    real = torch.compile
+    real, changes = torch.compile, dict(settings.compile_kwargs)
 
     @functools.wraps(real)
     def compile(model: Any = None, **kwargs: Any) -> Any:
         kwargs |= changes
         if model is not None:
             compiled.add(model, kwargs)
-        return real(model, **kwargs)
+        made = real(model, **kwargs)
+        if settings.input_requires_grad and isinstance(getattr(model, "__self__", None), torch.nn.Module):
+            return remedies.with_gradients(made, applied)
+        return made
 
     torch.compile = compile  # type: ignore[assignment]
 

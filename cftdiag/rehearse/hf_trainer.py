@@ -39,6 +39,9 @@ def _extend(settings: Rehearsal, compiled: Compiled, module: ModuleType) -> None
                 control.should_evaluate = True
             return control
 
+        def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            compiled.finished = state.global_step >= state.max_steps
+
     @functools.wraps(real_init)
     def initialise(self: Any, *args: Any, **kwargs: Any) -> None:
         real_init(self, *args, **kwargs)

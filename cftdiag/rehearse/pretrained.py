@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 from cftdiag.rehearse.import_hooks import after_import
+from cftdiag.rehearse.remedies import Applied, configured
 from cftdiag.rehearse.settings import Rehearsal
 
 #: Arguments of ``from_pretrained`` that say where to find files, for the configuration too.
@@ -38,24 +39,26 @@ _READING = (
     "_commit_hash",
     "gguf_file",
 )
+#: Layers of a model that is computed with, to see whether a script fails by itself.
+PLAIN_LAYERS = 2
 #: What was taken for something else, for the report.
 NOTES: list[str] = []
 
 
-def install(settings: Rehearsal) -> None:
+def install(settings: Rehearsal, applied: Applied) -> None:
     """Wait for transformers."""
     if not settings.weights:
-        after_import("transformers.modeling_utils", _models)
+        after_import("transformers.modeling_utils", functools.partial(_models, settings, applied))
     after_import("transformers.configuration_utils", _configurations)
 
 
-def _models(module: ModuleType) -> None:
+def _models(settings: Rehearsal, applied: Applied, module: ModuleType) -> None:
     cls = module.PreTrainedModel
     cls.from_pretrained = classmethod(functools.wraps(cls.from_pretrained.__func__)(_from_pretrained))
-    cls._from_config = classmethod(_marked(cls._from_config.__func__))
+    cls._from_config = classmethod(_marked(settings, applied, cls._from_config.__func__))
 
 
-def _marked(real: Callable[..., Any]) -> Callable[..., Any]:
+def _marked(settings: Rehearsal, applied: Applied, real: Callable[..., Any]) -> Callable[..., Any]:
     """Build under the attention that the script asks for, and take all weights for uncomputed."""
 
     @functools.wraps(real)
@@ -63,9 +66,21 @@ def _marked(real: Callable[..., Any]) -> Callable[..., Any]:
         from cftdiag.fastforward import mark_weights
 
         _stand_in(kwargs.get("attn_implementation"))
+        configured(config, settings, applied)
+        if settings.plain:
+            return real(cls, _small(config), **kwargs)
         return mark_weights(real(cls, config, **kwargs))
 
     return build
+
+
+def _small(config: Any) -> Any:
+    """The configuration with its first layers only, where it says how many it has."""
+    from cftdiag.recipe.layers import number_of_layers, select_layers
+
+    with contextlib.suppress(ValueError):
+        return select_layers(config, range(min(number_of_layers(config), PLAIN_LAYERS)))
+    return config
 
 
 def _from_pretrained(cls: Any, pretrained_model_name_or_path: Any, *model_args: Any, **kwargs: Any) -> Any:
@@ -77,6 +92,8 @@ def _from_pretrained(cls: Any, pretrained_model_name_or_path: Any, *model_args: 
     kwargs.pop("torch_dtype", None)
     attention = kwargs.pop("attn_implementation", None)
     where = {key: kwargs.pop(key) for key in _WHERE if key in kwargs}
+    if kwargs.get("quantization_config") is not None:
+        NOTES.append("quantization_config was left out: the linear layers are those of the model without it")
     for key in _LOADING:
         kwargs.pop(key, None)
     if not isinstance(config, PreTrainedConfig):

@@ -40,11 +40,21 @@ class Rehearsal:
     """Whether other ranks are rehearsed too, against which this one is held."""
     weights: bool = False
     """Keep the real weights and compute with them."""
+    plain: bool = False
+    """Compile nothing and compute everything, on random weights of few layers: does the script fail by itself?"""
     routing: str = "balanced"
     torch_config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Dotted torch settings, set once torch is imported."""
     compile_kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Keyword arguments that go over those of every ``torch.compile`` of the script."""
+    pad_to_multiple_of: int | None = None
+    """For collators and tokenizers of the script."""
+    drop_last: bool = False
+    """For data loaders of the script."""
+    input_requires_grad: bool = False
+    """For inputs of the modules that the script compiles."""
+    model_config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Fields of the configurations that transformers builds models of."""
 
     @property
     def outcome_file(self) -> Path:
@@ -108,6 +118,12 @@ class Outcome:
     eager_flops: float = 0.0
     eager: tuple[EagerShare, ...] = ()
     compile_kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    applied: tuple[str, ...] = ()
+    """Changes of the rehearsal, by their names in :class:`Rehearsal`, that met something to change."""
+    guessed: bool = False
+    """Whether Python read values that nobody computed, and so may have ended the script by one."""
+    stood_in: tuple[str, ...] = ()
+    """What was not there and was answered for: ``CUDA``, ``other ranks``, ``kernels``."""
     undetermined: tuple[str, ...] = ()
     peak_rss_gb: float | None = None
 
@@ -125,6 +141,7 @@ class Outcome:
         fault = data.pop("fault")
         data["eager"] = tuple(EagerShare(**share) for share in data["eager"])
         data["undetermined"] = tuple(data["undetermined"])
+        data["applied"], data["stood_in"] = tuple(data["applied"]), tuple(data["stood_in"])
         data["members"] = tuple((str(name), str(cls)) for name, cls in data["members"])
         return cls(**data, fault=None if fault is None else Fault(**fault))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from cftdiag.rehearse.settings import Fault, Outcome, Rehearsal
@@ -26,11 +26,6 @@ def outcome(fault: Fault | None) -> Outcome:
     return Outcome(fault=fault) if _running is None else _running.outcome(fault)
 
 
-def plausible(step: int) -> float:
-    """A loss, a norm, a metric that nobody computed: finite, below one, and falling slowly."""
-    return 0.99 * 0.995**step
-
-
 class _Training:
     def __init__(self, settings: Rehearsal) -> None:
         import torch
@@ -44,8 +39,10 @@ class _Training:
             coverage,
             cuda_alias,
             hf_trainer,
+            metrics,
             pretrained,
             ranks,
+            remedies,
             serialized,
             weights,
         )
@@ -69,18 +66,22 @@ class _Training:
 
             self.until_the_end.enter_context(torch_config(settings.torch_config))
         self.alias = cuda_alias.install(settings)
-        self.compiled = backend.install(settings)
+        self.applied = remedies.install(settings)
+        self.compiled = backend.install(settings, self.applied)
         ranks.install(settings)
         serialized.install(here=self.alias is not None)
         self.weights = weights.install(settings)
         self.launches = absent_kernels.Launches() if self.alias is None else absent_kernels.install()
-        pretrained.install(settings)
+        pretrained.install(settings, self.applied)
         hf_trainer.install(settings, self.compiled)
+        self.stops = metrics.install(lambda: self.monitor.steps)
         self.until_the_end.enter_context(fastforward.routing_policy(settings.routing))
-        fastforward.numbers_from(lambda: plausible(self.monitor.steps))
+        fastforward.numbers_from(lambda: metrics.plausible(self.monitor.steps))
         self.collectives: collectives.Collectives | None = None
         self.counter = coverage.Counter(self.monitor.models)
-        if not settings.weights:
+        if settings.plain:
+            torch.compiler.set_stance("force_eager")
+        elif not settings.weights:
             fastforward.Graph.on_run = self.counter.graph_ran
             self.collectives = (
                 collectives.Collectives(settings, lambda: self.monitor.steps) if settings.compared else None
@@ -93,10 +94,11 @@ class _Training:
 
         if self.collectives is not None:
             self.collectives.close()
-        notes = _with_places(fastforward.undetermined())
+        made_up = fastforward.undetermined()
+        notes = _with_places(made_up)
         if self.alias is not None and self.alias.asked:
             notes.append(self.alias.differs())
-        notes += self.launches.notes()
+        notes += [*self.launches.notes(), *self.stops.notes()]
         models, compiled = self.monitor.models(), self.compiled.roots()
         described = self.weights.described(compiled, models)
         return dataclasses.replace(
@@ -109,8 +111,19 @@ class _Training:
             ended_by_limit=self.monitor.steps >= self.settings.steps,
             evaluated=self.compiled.evaluated,
             compile_kwargs=self.compiled.kwargs(),
+            applied=tuple(sorted(self.applied.names)),
+            stood_in=tuple(self._stood_in()),
+            guessed=any(note["what"] == "read" for note in made_up) and not self.compiled.finished,
             undetermined=tuple(dict.fromkeys([*notes, *self.compiled.notes, *pretrained.NOTES])),
         )
+
+    def _stood_in(self) -> Iterator[str]:
+        if self.alias is not None and self.alias.asked:
+            yield "CUDA"
+        if self.settings.world_size > 1:
+            yield "other ranks"
+        if self.launches.names:
+            yield "kernels"
 
 
 def _with_places(notes: Sequence[Mapping[str, Any]]) -> list[str]:

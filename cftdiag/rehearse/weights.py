@@ -66,7 +66,7 @@ def install(settings: Rehearsal) -> Weights:
     @functools.wraps(real)
     def add_param_group(self: Any, param_group: dict[str, Any]) -> None:
         real(self, param_group)
-        if not settings.weights:
+        if not settings.weights and not settings.plain:
             weights.add(self.param_groups[-1]["params"])
 
     torch.optim.Optimizer.add_param_group = add_param_group  # type: ignore[method-assign]

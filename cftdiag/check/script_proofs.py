@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from cftdiag.check import script_report
 from cftdiag.check.outcome import Outcome, compiled
 from cftdiag.check.proofs import Prover
 from cftdiag.check.runner import Progress
@@ -92,7 +93,13 @@ def outcome(rehearsed: Rehearsed) -> Outcome:
         findings=rehearsed.findings,
         compiled=graphs,
         ended=all(e.exit_code == 0 and not e.timed_out for e in rehearsed.ends),
-        ran=frozenset(graph.block or "<root>" for graph in graphs),
+        # a block that shares the graph of another one compiles nothing and runs it all the same
+        ran=frozenset(
+            [
+                *(graph.block or "<root>" for graph in graphs),
+                *(b.fqn for b in script_report.blocks(rehearsed, rehearsed.findings) if b.graphs),
+            ]
+        ),
     )
 
 

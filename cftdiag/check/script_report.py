@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+from cftdiag.check import script_plan
 from cftdiag.check.make_report import environment
 from cftdiag.check.report import BlockResult, CheckReport
 from cftdiag.check.script import UNKNOWN, RankEnd, Rehearsed, ScriptOptions
@@ -39,7 +40,7 @@ def build(rehearsed: Rehearsed, options: ScriptOptions, findings: tuple[Finding,
     versions = environment()
     if outcome is not None and outcome.torch is not None:
         versions["torch"] = outcome.torch
-    return CheckReport(
+    report = CheckReport(
         verdict=word,
         subject={
             "name": shlex.join(options.command),
@@ -55,10 +56,13 @@ def build(rehearsed: Rehearsed, options: ScriptOptions, findings: tuple[Finding,
         depth=depth,
         target=options.target,
         environment=versions,
-        blocks=tuple(_blocks(rehearsed, findings)),
+        blocks=tuple(blocks(rehearsed, findings)),
         findings=findings,
         compiles=compiles,
-        forecast=_forecast(rehearsed, compiles, depth),
+        forecast={
+            **_forecast(rehearsed, compiles, depth),
+            **script_plan.forecast(batches, [c for c in compiles if c.get("rank", first) == first]),
+        },
         timing=_timing(rehearsed),
         undetermined=tuple(notes),
         script={
@@ -72,6 +76,8 @@ def build(rehearsed: Rehearsed, options: ScriptOptions, findings: tuple[Finding,
         },
         coverage=_coverage(end, compiled=bool(compiles)),
     )
+    plan = script_plan.plan(report.to_dict(), findings, options.torch_config)
+    return dataclasses.replace(report, plan=plan)
 
 
 def _shapes(rehearsed: Rehearsed, step: Step) -> list[list[int]]:
@@ -156,7 +162,7 @@ def _compiles(rehearsed: Rehearsed) -> Iterator[dict[str, Any]]:
         }
 
 
-def _blocks(rehearsed: Rehearsed, findings: Sequence[Finding]) -> list[BlockResult]:
+def blocks(rehearsed: Rehearsed, findings: Sequence[Finding]) -> list[BlockResult]:
     """Compiled modules of the first rank, and the layers of a model that is compiled as a whole."""
     session = next((s for s in rehearsed.run.sessions if s.rank == rehearsed.first.rank), None)
     if session is None:

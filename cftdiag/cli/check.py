@@ -127,7 +127,7 @@ if TYPE_CHECKING:
 @click.option(
     "--data",
     metavar="FILE",
-    help="Forecast the compiles of these lengths: JSONL (input_ids or len), text, or a dataset directory.",
+    help="Forecast the compiles of these lengths: JSONL (input_ids or len), text, a dataset directory, or the saved check of a command.",
 )
 @click.option(
     "--max-tokens-per-gpu",
@@ -153,9 +153,9 @@ if TYPE_CHECKING:
     "--plan",
     "plan_path",
     metavar="FILE",
-    help="With --data: write the compile plan that the trainer and the monitor read.",
+    help="With --data or a command: write the compile plan that the trainer and the monitor read.",
 )
-@click.option("--plots", metavar="DIR", help="With --data: draw the regime map into DIR.")
+@click.option("--plots", metavar="DIR", help="With --data or a command: draw the regime map into DIR.")
 @click.option(
     "--layers",
     type=Layers(),
@@ -296,7 +296,7 @@ def check(
         write_json(json_path, data)
     if plan_path is not None and report.plan is not None:
         report.plan.write(plan_path)
-    if plots is not None and report.forecast is not None:
+    if plots is not None and report.forecast is not None and report.forecast.get("points"):
         from cftdiag.report.plots import save_plots
 
         for path in save_plots(report.forecast, plots):

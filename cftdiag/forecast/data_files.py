@@ -23,7 +23,8 @@ def read_lengths(path: str | Path) -> array[int]:
     """Lengths of all samples in file order.
 
     ``path`` is a JSONL file whose objects have ``input_ids`` or ``len`` (or ``length``), a text file with one
-    length a line, or a directory of a Hugging Face dataset (``save_to_disk``, or ``*.jsonl`` / ``*.parquet``
+    length a line, the saved check of a training command, of whose batches each row is a sample of the padded
+    length, or a directory of a Hugging Face dataset (``save_to_disk``, or ``*.jsonl`` / ``*.parquet``
     files). Raises :class:`InputError` with file and line.
     """
     found = array("i")
@@ -66,7 +67,9 @@ def _lengths(path: Path) -> Iterator[tuple[Any, _Where]]:
         )
     try:
         first = _first_character(path)
-        if first == "{":
+        if first == "{" and path.suffix == ".json":
+            yield from _rehearsed(path)
+        elif first == "{":
             yield from _jsonl(path)
         elif first == "[":
             raise InputError(f"{path}: is a JSON array; write one object or one length a line")
@@ -78,6 +81,21 @@ def _lengths(path: Path) -> Iterator[tuple[Any, _Where]]:
         ) from error
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror or error})") from error
+
+
+def _rehearsed(path: Path) -> Iterator[tuple[Any, _Where]]:
+    """Rows of the batches that a rehearsed command saw; any other file is taken for JSONL."""
+    try:
+        saved = json.loads(path.read_text(encoding="utf-8"))
+        batches = saved["script"]["batches"]
+    except (ValueError, KeyError, TypeError):
+        yield from _jsonl(path)
+        return
+    where = _Where(path, "step")
+    for batch in batches:
+        where.number = batch["step"]
+        for rows, length in batch["shapes"]:
+            yield from ((length, where) for _ in range(rows))
 
 
 def _first_character(path: Path) -> str:

@@ -26,6 +26,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--folder", type=Path, help="where the programs are written (default: a fresh folder)"
     )
+    parser.add_argument("--confirm", action="store_true", help="ask torch only: no check, no judgement of it")
     parser.add_argument("--list", action="store_true", help="name the injectors and end")
     options = parser.parse_args(arguments)
     known = injectors()
@@ -41,7 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
         f"seed {options.seed}: {len(indices)} faults of {len(known)} injectors, programs in {folder}",
         flush=True,
     )
-    chosen = {"injector": options.injector, "architecture": options.architecture}
+    chosen = {"injector": options.injector, "architecture": options.architecture, "confirm": options.confirm}
     results = []
     for result, wall in results_of(options.seed, indices, str(folder), max(1, options.jobs), chosen):
         results.append(result)

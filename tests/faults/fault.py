@@ -63,7 +63,7 @@ class Fault:
 
     def mend(self) -> Fault | None:
         """The same program with the remedy carried out by hand."""
-        return None if self.mended is None else dataclasses.replace(self, **self.mended)
+        return None if self.mended is None else dataclasses.replace(self, **{"lines": "block", **self.mended})
 
 
 Injector = Callable[[Random], Fault]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ _OTHER_CLASS_CAUSES = (
     "object_identity",
     "closure_identity",
 )
+_GUARD = re.compile(r"\n    - (?=\d+/\d+: )")
 _RESUMED = re.compile(r"Recompiling function torch_dynamo_resume_in.*___stack", re.DOTALL)
 
 
@@ -88,11 +89,36 @@ def _is_of(event: Mapping[str, Any], placed: Placed) -> bool:
     kinds = {fault.kind} if fault.kind != "limit_hit" else {"recompile"}
     if event["kind"] not in kinds or not re.search(fault.log, event["text"], re.DOTALL):
         return False
-    return fault.lines != "log" or bool(_own(event, placed.lines))
+    if event["kind"] == "graph_break" and not places("graph_break", event["text"]):
+        return True  # met before, and logged without its stack
+    return fault.lines != "log" or bool(_own(event, placed))
 
 
-def _own(event: Mapping[str, Any], lines: Mapping[str, Sequence[int]]) -> set[tuple[str, int]]:
-    return {(file, line) for file, line in event["places"] if line in lines.get(file, ())}
+def _own(event: Mapping[str, Any], placed: Placed) -> set[tuple[str, int]]:
+    """The lines of a fault that a record of torch's log names: of a recompile, with the guards that match it."""
+    texts = [event["text"]]
+    if event["kind"] == "recompile":
+        texts = [t for t in _GUARD.split(event["text"])[1:] if re.search(placed.fault.log, t, re.DOTALL)]
+    told = [place for text in texts for place in places(event["kind"], text)]
+    return {
+        (file, line)
+        for file, lines in placed.lines.items()
+        for line in lines
+        if any(line == number and file.endswith(name) for name, number in told)
+    }
+
+
+def places(kind: str, text: str) -> list[tuple[str, int]]:
+    """(file, line) of each line that a record names; torch cuts long file names off at the left."""
+    if kind == "graph_break":
+        found = re.search(r"in user code at (.+?):(\d+)\n", text)
+        told = [(found[1], found[2])] if found else []
+        told += reversed(re.findall(r'File "([^"]+)", line (\d+), in ', text))
+        # torch's own files (a polyfill of a Python function) run for a line of somebody else's
+        return [(file, int(line)) for file, line in told if "/site-packages/torch/" not in file][:1]
+    told = re.findall(r'File "([^"]+)", line (\d+), in ', text)
+    told += re.findall(r"  # (\S+\.py):(\d+) in ", text)
+    return [(file, int(line)) for file, line in told]
 
 
 def _expect(placed: Placed, events: Sequence[Mapping[str, Any]]) -> Expected:
@@ -106,7 +132,7 @@ def _expect(placed: Placed, events: Sequence[Mapping[str, Any]]) -> Expected:
         )
     lines: frozenset[tuple[str, int]] | None = None
     if fault.lines == "log":
-        lines = frozenset(place for e in events for place in _own(e, placed.lines))
+        lines = frozenset(place for e in events for place in _own(e, placed))
     elif fault.lines == "here":
         lines = frozenset((file, line) for file, numbers in placed.here.items() for line in numbers)
     own = [e for e in events if e["kind"] != "limit_hit"] or events
@@ -124,10 +150,10 @@ def _expect(placed: Placed, events: Sequence[Mapping[str, Any]]) -> Expected:
 
 
 def compare(
-    report: Mapping[str, Any], wanted: Sequence[Expected], program: Program, mended: Mapping[str, bool]
+    report: Mapping[str, Any], wanted: Sequence[Expected], program: Program, mended: Callable[[str], bool]
 ) -> list[str]:
-    """What is wrong with a report, in sentences; empty when it is right. ``mended`` says of each injector whether its
-    remedy, carried out by hand, ended the fault in torch's log.
+    """What is wrong with a report, in sentences; empty when it is right. ``mended`` says of an injector whether its
+    remedy, carried out by hand, ends the fault in torch's log.
     """
     wrong: list[str] = []
     warned = [f for f in report["findings"] if f["severity"] in WARNED]
@@ -144,7 +170,7 @@ def compare(
         if "limit_hit" in want.kinds and not any(f["kind"] == "limit_hit" for f in own):
             wrong.append(f"{want.injector}: the limit is not told")
         wrong += [f"{want.injector}: {w}" for w in _differences(own, want, program)]
-        wrong += [f"{want.injector}: {w}" for w in _remedy(own, want, mended.get(want.injector, False))]
+        wrong += [f"{want.injector}: {w}" for w in _remedy(own, want, mended)]
     allowed = {pair for placed in program.placed for pair in placed.fault.also}
     if _special(program):
         allowed |= {("recompile", cause) for cause in _OTHER_CLASS_CAUSES}
@@ -187,7 +213,7 @@ def _differences(own: Sequence[Mapping[str, Any]], want: Expected, program: Prog
         yield f"steps {sorted(steps)}; torch's log has {sorted(want.steps)}"
 
 
-def _remedy(own: Sequence[Mapping[str, Any]], want: Expected, mended: bool) -> Iterable[str]:
+def _remedy(own: Sequence[Mapping[str, Any]], want: Expected, mended: Callable[[str], bool]) -> Iterable[str]:
     """A remedy works when the check has proved it, or when a person who follows it ends the fault."""
     remedies = [r for f in own for r in f["remedies"] if r["applicability"] != "diagnosis"]
     if any(r["verified"] for r in remedies):
@@ -196,7 +222,7 @@ def _remedy(own: Sequence[Mapping[str, Any]], want: Expected, mended: bool) -> I
         yield f"no proved remedy among {[r['summary'] for r in remedies]}"
     elif not any(re.search(want.advice, r["summary"], re.IGNORECASE) for r in remedies):
         yield f"no remedy says {want.advice!r}: {[r['summary'] for r in remedies]}"
-    elif not mended:
+    elif not mended(want.injector):
         yield f"the remedy {want.advice!r}, carried out by hand, does not end the fault in torch's log"
 
 

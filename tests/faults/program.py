@@ -70,12 +70,18 @@ class Choice:
 
 
 def submodules(text: str, block: str) -> list[tuple[str, str]]:
-    """(attribute, class) of what a block's ``__init__`` makes of classes of the same file that have a forward."""
+    """(attribute, class) of what a block's ``__init__`` always makes of classes of the same file with a forward."""
+    made = (
+        item
+        for node in ast.parse(text).body
+        if isinstance(node, ast.ClassDef) and node.name == block
+        for item in node.body
+    )
     pairs = []
-    for node in ast.parse(text).body:
-        if isinstance(node, ast.ClassDef) and node.name == block:
-            for item in ast.walk(node):
-                match item:
+    for function in made:
+        if isinstance(function, ast.FunctionDef) and function.name == "__init__":
+            for statement in function.body:
+                match statement:
                     case ast.Assign(
                         targets=[ast.Attribute(attr=name)], value=ast.Call(func=ast.Name(id=kind))
                     ) if method_of(text, kind):

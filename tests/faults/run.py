@@ -95,7 +95,14 @@ class Bench:
 
 
 def one(
-    bench: Bench, seed: int, index: int, folder: Path, *, injector: str = "", architecture: str = ""
+    bench: Bench,
+    seed: int,
+    index: int,
+    folder: Path,
+    *,
+    injector: str = "",
+    architecture: str = "",
+    confirm: bool = False,
 ) -> Result:
     """Fault ``index`` of a seed: the same program for the same numbers and the same set of injectors."""
     known = injectors()
@@ -141,18 +148,23 @@ def one(
         log="\n".join(w.log for w in wanted),
         rejected=rejected,
     )
+    if confirm:
+        left = [
+            p.injector
+            for p in program.placed
+            if p.fault.mended is not None and not _mended(bench, program, p)
+        ]
+        result.wrong = [f"the remedy of {name}, carried out by hand, leaves the fault" for name in left]
+        result.seconds = bench.used() - began
+        return result
+    by_name = {p.injector: p for p in program.placed}
     try:
         report = bench.check(program)
     except RuntimeError as error:
         result.wrong = [str(error)]
     else:
         result.got = [show(f) for f in report["findings"]]
-        mended = {
-            p.injector: _mended(bench, program, p, truth)
-            for p in program.placed
-            if p.fault.mended is not None
-        }
-        result.wrong = compare(report, wanted, program, mended)
+        result.wrong = compare(report, wanted, program, lambda name: _mended(bench, program, by_name[name]))
     result.seconds = bench.used() - began
     return result
 
@@ -166,10 +178,11 @@ def _line(event: dict[str, Any]) -> str:
     return f"[{event['kind']} step {event['step']} {event['block']}] {event['text']}"
 
 
-def _mended(bench: Bench, program: Program, placed: Placed, truth: dict[str, Any]) -> bool:
+def _mended(bench: Bench, program: Program, placed: Placed) -> bool:
     """Carry out an injector's remedy in the same program and read torch's log again."""
     fault = placed.fault.mend()
-    assert fault is not None
+    if fault is None:
+        return False
     folder = program.path.parent / f"mended_{placed.injector}"
     rebuilt = rewrite(program, {placed.injector: fault}, folder)
     return mends(placed.fault, bench.truth.observe(rebuilt.path, backend=_backend(program)))
@@ -182,7 +195,7 @@ def rewrite(program: Program, faults: dict[str, Any], folder: Path) -> Program:
     return write(again.architecture, choices, folder, again.layers, again.state)
 
 
-def work(seed: int, indices: Sequence[int], folder: str, send: Any, options: dict[str, str]) -> None:
+def work(seed: int, indices: Sequence[int], folder: str, send: Any, options: dict[str, Any]) -> None:
     """The body of one process: results go through ``send`` as they come."""
     os.environ.update(OMP_NUM_THREADS="1")
     bench = Bench()
@@ -205,12 +218,12 @@ def work(seed: int, indices: Sequence[int], folder: str, send: Any, options: dic
         bench.close()
 
 
-def _process(results: Any, seed: int, indices: Sequence[int], folder: str, options: dict[str, str]) -> None:
+def _process(results: Any, seed: int, indices: Sequence[int], folder: str, options: dict[str, Any]) -> None:
     work(seed, indices, folder, results.put, options)
 
 
 def results_of(
-    seed: int, indices: Sequence[int], folder: str, jobs: int, options: dict[str, str]
+    seed: int, indices: Sequence[int], folder: str, jobs: int, options: dict[str, Any]
 ) -> Iterator[tuple[Result, float]]:
     """The results of these faults as they come, with the seconds of the clock that each took."""
     jobs = min(jobs, len(indices))

@@ -10,7 +10,6 @@ import contextlib
 import json
 import logging
 import os
-import re
 import resource
 import signal
 import subprocess
@@ -48,19 +47,7 @@ class TorchLog(logging.Handler):
         self.add(kind, text)
 
     def add(self, kind: str, text: str) -> None:
-        self.events.append(
-            {"kind": kind, "step": self.step, "block": self.block, "text": text, "places": places(kind, text)}
-        )
-
-
-def places(kind: str, text: str) -> list[list[Any]]:
-    """[file, line] of each line that torch names: of a break its own line; of a recompile the line of each guard."""
-    if kind == "graph_break":
-        found = re.search(r"in user code at (.+?):(\d+)\n", text)
-        if found:
-            return [[found[1], int(found[2])]]
-    stacks = re.findall(r'(?:-\s+)?File "([^"]+)", line (\d+), in ', text)
-    return [[file, int(line)] for file, line in stacks]
+        self.events.append({"kind": kind, "step": self.step, "block": self.block, "text": text})
 
 
 def observe(path: str, *, backend: str, config: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,150 @@
+"""The harness of ``make faults``: what it writes, what it takes from torch's log, and how it judges."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from tests.faults.architectures import ARCHITECTURES
+from tests.faults.fault import STYLES, Fault, injectors
+from tests.faults.judge import NotConfirmed, compare, expected, places
+from tests.faults.program import Choice, Program, draw, write
+
+LLAMA = next(a for a in ARCHITECTURES if a.type == "llama")
+BREAK = Fault(
+    kind="graph_break",
+    cause="tensor.item",
+    log=r"Tensor\.item\(\)",
+    body="level = x.mean().item()  # HERE\nx = x * level",
+    advice="tensor",
+)
+
+
+def program(
+    folder: Path, fault: Fault = BREAK, style: str = "block", chosen: tuple[int, ...] | None = None
+) -> Program:
+    choice = Choice(
+        injector="own", fault=fault, style=style, attribute="", holder="LlamaDecoderLayer", chosen=chosen
+    )
+    return write(LLAMA, [choice], folder, 2, 7)
+
+
+def truth(
+    made: Program, line: int | None = None, text: str = "Unsupported Tensor.item() call"
+) -> dict[str, Any]:
+    ((file, lines),) = made.placed[0].here.items()
+    log = f"Graph break in user code at {file}:{line or lines[0]}\nGraph Break Reason: {text}"
+    return {
+        "events": [{"kind": "graph_break", "step": 1, "block": "model.layers.0", "text": log}],
+        "error": "",
+        "losses": [],
+    }
+
+
+def finding(made: Program, **changes: Any) -> dict[str, Any]:
+    ((file, (line, *_)),) = made.placed[0].here.items()
+    return {
+        "kind": "graph_break",
+        "cause": "tensor.item",
+        "severity": "error",
+        "blocks": ["model.layers.*"],
+        "where": {"file": file, "line": line, "function": "forward", "code": ""},
+        "steps": [1],
+        "explanation": "a value is read",
+        "remedies": [{"summary": "Keep it a tensor.", "applicability": "by_hand", "verified": None}],
+        **changes,
+    }
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_each_style_puts_the_marked_line_where_the_program_says(tmp_path: Path, style: str) -> None:
+    made = program(tmp_path, style=style)
+    ((file, (line,)),) = made.placed[0].here.items()
+    assert re.search(r"level = \w+\.mean\(\)\.item\(\)$", Path(file).read_text().split("\n")[line - 1])
+    for path in tmp_path.rglob("*.py"):
+        ast.parse(path.read_text())
+        assert "HERE" not in path.read_text() and "# @0" not in path.read_text()
+
+
+def test_a_fault_in_one_block_has_a_class_of_its_own(tmp_path: Path) -> None:
+    made = program(tmp_path, chosen=(1,))
+    text = (tmp_path / "modeling_llama.py").read_text()
+    original, copy = (
+        text[text.index(f"class {n}(") :] for n in ("LlamaDecoderLayer", "LlamaDecoderLayerSpecial")
+    )
+    assert text.count(".mean().item()") == 1 and ".mean().item()" in copy
+    assert len(original) > len(copy)
+    assert made.placed[0].blocks == ("model.layers.1",)
+
+
+def test_a_program_is_the_same_again(tmp_path: Path) -> None:
+    known = injectors()
+    for name in known:
+        texts = []
+        for folder in ("one", "two"):
+            draw(known, name, Random(3), tmp_path / folder, second=True)
+            texts.append([p.read_text() for p in sorted((tmp_path / folder).rglob("*.py"))])
+        assert texts[0] == texts[1], name
+
+
+def test_a_recompile_is_placed_by_each_guard_and_a_break_outside_of_torch() -> None:
+    text = (
+        "Recompiling function forward in /x/a.py:9\n    triggered by the following guard failure(s):\n"
+        "    - 0/1: self.calls == 1    # self.calls += 1  # mp/fx/a.py:10 in forward (HINT: ...)"
+    )
+    assert places("recompile", text) == [("mp/fx/a.py", 10)]
+    text = (
+        "Graph break in user code at /v/site-packages/torch/_dynamo/polyfills/__init__.py:505\nReason\n"
+        'User code traceback:\n  File "/x/a.py", line 3, in forward\n'
+        '  File "/v/site-packages/torch/_dynamo/polyfills/__init__.py", line 505, in object_new\n'
+    )
+    assert places("graph_break", text) == [("/x/a.py", 3)]
+
+
+def test_torch_has_to_show_the_fault_and_nothing_else(tmp_path: Path) -> None:
+    made = program(tmp_path)
+    (want,) = expected(made, truth(made))
+    assert want.steps == {1} and want.blocks == {"model.layers.0"} and len(want.lines or ()) == 1
+    with pytest.raises(NotConfirmed, match="does not show"):
+        expected(made, {"events": [], "error": ""})
+    with pytest.raises(NotConfirmed, match="beside the fault"):
+        expected(made, truth(made, line=1))
+
+
+@pytest.mark.parametrize(
+    ("changes", "wrong"),
+    [
+        ({}, None),
+        ({"cause": "generic_break"}, "missing"),
+        ({"blocks": ["lm_head"]}, "blocks"),
+        ({"steps": [3]}, "steps"),
+        ({"remedies": []}, "no remedy says"),
+        (
+            {"remedies": [{"summary": "Keep a tensor.", "applicability": "diagnosis", "verified": None}]},
+            "no remedy says",
+        ),
+    ],
+)
+def test_the_judge_names_what_is_wrong(tmp_path: Path, changes: dict[str, Any], wrong: str | None) -> None:
+    made = program(tmp_path)
+    said = compare(
+        {"findings": [finding(made, **changes)]}, expected(made, truth(made)), made, lambda _: True
+    )
+    assert bool(said) == (wrong is not None)
+    assert wrong is None or wrong in said[0]
+
+
+def test_a_finding_beside_the_fault_and_a_remedy_that_does_not_work_are_wrong(tmp_path: Path) -> None:
+    made = program(tmp_path)
+    wanted = expected(made, truth(made))
+    beside = finding(made, cause="print_call", severity="warning")
+    assert "beside" in compare({"findings": [finding(made), beside]}, wanted, made, lambda _: True)[0]
+    assert "by hand" in compare({"findings": [finding(made)]}, wanted, made, lambda _: False)[0]
+    moved = finding(made)
+    moved["where"]["line"] += 1
+    assert "placed at" in compare({"findings": [moved]}, wanted, made, lambda _: True)[0]

@@ -21,7 +21,9 @@ from cftdiag.cli.options import (
     debug_option,
     fail_on_option,
     json_file,
+    output_format,
     write_json,
+    write_text,
 )
 from cftdiag.errors import CheckError, InputError
 from cftdiag.forecast.lengths import OVER_LONG
@@ -227,6 +229,7 @@ if TYPE_CHECKING:
 )
 @fail_on_option
 @gate_options.options
+@output_format
 @check_script.options
 @json_file
 @click.option("-q", "--quiet", is_flag=True, help="Print the verdict line alone.")
@@ -245,6 +248,7 @@ def check(
     keep: str | None,
     baseline: str | None,
     write_baseline: str | None,
+    output_format: str,
     **options: Any,
 ) -> int:
     """Check, before training, whether torch.compile will hold.
@@ -258,6 +262,8 @@ def check(
     A training command after -- is rehearsed instead, unmodified: its ranks, data order, wrapper and loss run
     here without weights and GPUs, and what it writes goes to a scratch folder.
     """
+    if json_path == "-" and output_format != "text":
+        raise click.UsageError("--json - and --output-format both go to stdout; give --json a file")
     check_writable(json_path)
     check_writable(plan_path)
     known = gate_options.read(baseline, write_baseline)
@@ -274,7 +280,7 @@ def check(
         raise click.UsageError("--plan and --plots come from a forecast; give --data FILE")
     from cftdiag.check import run_check
     from cftdiag.fix import patch
-    from cftdiag.report import status_line, terminal
+    from cftdiag.report import ci, status_line, terminal
 
     # a job that is cancelled ends like one that is interrupted: children stopped, scratch files removed
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
@@ -290,7 +296,9 @@ def check(
     gate = gate_options.judge(data, known, write_baseline)
     data = gate.annotate(data)
     # The terminal first: a disk that has filled up meanwhile must not cost the answer.
-    if json_path != "-":
+    if json_path != "-" and output_format != "text":
+        write_text("-", ci.FORMATS[output_format](data))
+    elif json_path != "-":
         terminal.show(data, quiet=quiet)
     if json_path is not None:
         write_json(json_path, data)

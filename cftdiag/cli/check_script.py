@@ -18,7 +18,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 SHARED = frozenset(
     {
         "world_size", "depth", "target", "routing", "torch_config", "timeout", "verify", "verify_budget", "fail_on",
-        "json_path", "quiet", "debug", "command", "baseline", "write_baseline", "plan_path", "plots",
+        "json_path", "quiet", "debug", "command", "baseline", "write_baseline", "output_format", "plan_path", "plots",
     }
 )  # fmt: skip
 OWN = frozenset({"steps", "ranks", "weights", "keep"})

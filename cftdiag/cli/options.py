@@ -16,6 +16,9 @@ import click
 from cftdiag.options import FAIL_ON
 from cftdiag.report import stream
 
+#: ``text`` is the report for people; the others are those of :mod:`cftdiag.report.ci`.
+OUTPUT_FORMATS = ("text", "concise", "github", "gitlab")
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -61,6 +64,17 @@ def fail_on_option(function: F) -> F:
         default="error",
         show_default=True,
         help="Lowest severity that makes the exit code 1.",
+    )(function)
+
+
+def output_format(function: F) -> F:
+    """``--output-format``: what stdout says of a check."""
+    return click.option(
+        "--output-format",
+        type=click.Choice(OUTPUT_FORMATS),
+        default="text",
+        show_default=True,
+        help="What to print: the report; a line a finding; GitHub's annotations; GitLab's code quality JSON.",
     )(function)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from cftdiag.cli.options import debug_option, json_file, write_json, write_text
+from cftdiag.cli.options import debug_option, json_file, output_format, write_json, write_text
 from cftdiag.error_text import one_line
 from cftdiag.errors import InputError
 
@@ -36,6 +36,7 @@ from cftdiag.errors import InputError
     metavar="DIR",
     help="Run tlparse on the raw trace, into DIR, and link each compile to its page.",
 )
+@output_format
 @click.option("-q", "--quiet", is_flag=True, help="Print the verdict line alone.")
 @debug_option
 def report(
@@ -44,6 +45,7 @@ def report(
     json_path: str | None,
     eager: str | None,
     tlparse_dir: str | None,
+    output_format: str,
     **paths: str | None,
 ) -> int:
     """Render a check or a run in the terminal or in another form.
@@ -54,7 +56,7 @@ def report(
     from cftdiag.monitor import is_run
     from cftdiag.monitor.as_check import as_check
     from cftdiag.monitor.tlparse_pages import with_links, write_pages
-    from cftdiag.report import html, junit, markdown, sarif, saved_check, terminal
+    from cftdiag.report import ci, html, junit, markdown, sarif, saved_check, terminal
     from cftdiag.report import run_terminal as run_view
 
     try:
@@ -71,6 +73,8 @@ def report(
         raise InputError(str(error)) from error
     asked = {"json_path": json_path, **paths}
     streams = [name for name, target in asked.items() if target == "-"]
+    if output_format != "text":
+        streams.append(output_format)
     if len(streams) > 1:
         raise InputError("only one form can go to stdout; give the others a file")
     try:
@@ -87,7 +91,9 @@ def report(
                 write_text(target, render(data))
         # who asks for a form wants that form; the verdict says that all went well
         brief = quiet or any(asked.values())
-        if not streams and run is not None:
+        if output_format != "text":
+            write_text("-", ci.FORMATS[output_format](data))
+        elif not streams and run is not None:
             run_view.show(run, quiet=brief)
         elif not streams:
             terminal.show(data, quiet=brief)

@@ -6,11 +6,16 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from cftdiag import __version__
-from cftdiag.report import advice, wording
+from cftdiag.compare.fingerprint import fingerprints
+from cftdiag.diagnose import CAUSES
+from cftdiag.report import advice, places, wording
 
 _LEVELS = {"error": "error", "warning": "warning", "info": "note"}
+#: What paths are relative to; a viewer knows where its own checkout is.
+_ROOT = "%SRCROOT%"
 _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 
 
@@ -26,7 +31,11 @@ def render(data: Mapping[str, Any]) -> str:
                 "rules": [_rule(rule, findings) for rule in rules],
             }
         },
-        "results": [_result(f, rules.index(_rule_id(f))) for f in findings],
+        "results": [
+            _result(f, rules.index(_rule_id(f)), print_, data)
+            for f, print_ in zip(findings, fingerprints(findings), strict=True)
+        ],
+        "originalUriBaseIds": {_ROOT: {"description": {"text": "The root of the repository."}}},
         "invocations": [{"executionSuccessful": data["verdict"] != "error"}],
         "properties": {
             "verdict": data["verdict"],
@@ -43,17 +52,33 @@ def _rule_id(finding: Mapping[str, Any]) -> str:
 
 
 def _rule(rule: str, findings: list[Mapping[str, Any]]) -> dict[str, Any]:
+    """The page of the cause, shortened to what a reader of an alert needs."""
     first = next(f for f in findings if _rule_id(f) == rule)
-    return {
+    key = str(first.get("cause"))
+    described: dict[str, Any] = {
         "id": rule,
-        "name": "".join(word.capitalize() for word in str(first.get("cause")).replace(".", "_").split("_")),
-        "shortDescription": {"text": f"{first.get('kind')} {first.get('cause')}"},
-        "help": {"text": f"Run: cftdiag explain {first.get('cause')}"},
+        "name": "".join(word.capitalize() for word in key.replace(".", "_").split("_")),
+        "shortDescription": {"text": f"{first.get('kind')} {key}"},
+        "help": {"text": f"Run: cftdiag explain {key}"},
         "defaultConfiguration": {"level": _LEVELS.get(str(first.get("severity")), "note")},
+        "properties": {"tags": ["torch.compile", str(first.get("kind"))]},
     }
+    cause = CAUSES.get(key)
+    if cause is None:
+        return described
+    more = f"Run: cftdiag explain {key}"
+    described["shortDescription"] = {"text": cause.title}
+    described["fullDescription"] = {"text": cause.what}
+    described["help"] = {
+        "text": f"{cause.what}\n\n{cause.why}\n\nFix: {cause.fix}\n\n{more}",
+        "markdown": f"{cause.what}\n\n{cause.why}\n\n**Fix**: {cause.fix}\n\n`cftdiag explain {key}`",
+    }
+    if cause.references:
+        described["helpUri"] = cause.references[0]
+    return described
 
 
-def _result(finding: Mapping[str, Any], index: int) -> dict[str, Any]:
+def _result(finding: Mapping[str, Any], index: int, print_: str, data: Mapping[str, Any]) -> dict[str, Any]:
     message = [str(finding.get("explanation") or finding.get("cause"))]
     reach = wording.reach(finding)
     if reach:
@@ -67,36 +92,40 @@ def _result(finding: Mapping[str, Any], index: int) -> dict[str, Any]:
         "ruleIndex": index,
         "level": _LEVELS.get(str(finding.get("severity")), "note"),
         "message": {"text": " ".join(message)},
-        # Line numbers move; cause, file and source line stay.
-        "partialFingerprints": {
-            "cftdiag/v1": "|".join(
-                [_rule_id(finding), Path(str(place.get("file"))).name, str(place.get("code"))]
-            )
-        },
+        "partialFingerprints": {"cftdiag/v2": print_},
         "properties": {
             "blocks": list(finding.get("blocks") or ()),
             "guard": finding.get("guard"),
             "count": finding.get("count"),
         },
     }
-    if place.get("file"):
-        physical: dict[str, Any] = {"artifactLocation": {"uri": _uri(str(place["file"]))}}
-        if isinstance(place.get("line"), int) and place["line"] > 0:
-            physical["region"] = {"startLine": place["line"]}
-            if place.get("code"):
-                physical["region"]["snippet"] = {"text": place["code"]}
-        result["locations"] = [{"physicalLocation": physical}]
+    locations = [] if not place.get("file") else [_location(place)]
+    checked = places.checked_file(data)
+    if locations and places.in_repository(str(place["file"])) is None and checked is not None:
+        # code scanning shows nothing outside the repository: the checked file stands for a library's line
+        result["relatedLocations"] = [{"id": 1, "message": {"text": "met here"}, **locations[0]}]
+        locations = [_location({"file": checked, "line": 1}, relative=True)]
+    if locations:
+        result["locations"] = locations
+    accepted = finding.get("accepted")
+    if accepted:
+        kind = "inSource" if accepted.get("by") == "comment" else "external"
+        justification = {"justification": accepted["reason"]} if accepted.get("reason") else {}
+        result["suppressions"] = [{"kind": kind, **justification}]
     return result
 
 
-def _uri(file: str) -> str:
-    """Relative to the working directory where the file is inside it: what code scanning maps to the
-    repository.
-    """
-    path = Path(file)
-    if not path.is_absolute():
-        return path.as_posix()
-    try:
-        return path.relative_to(Path.cwd()).as_posix()
-    except ValueError:
-        return path.as_uri()
+def _location(place: Mapping[str, Any], *, relative: bool = False) -> dict[str, Any]:
+    file = str(place["file"])
+    known = file if relative else places.in_repository(file)
+    artifact = (
+        {"uri": quote(known), "uriBaseId": _ROOT}
+        if known is not None
+        else {"uri": Path(file).as_uri() if Path(file).is_absolute() else quote(Path(file).as_posix())}
+    )
+    physical: dict[str, Any] = {"artifactLocation": artifact}
+    if isinstance(place.get("line"), int) and place["line"] > 0:
+        physical["region"] = {"startLine": place["line"]}
+        if place.get("code"):
+            physical["region"]["snippet"] = {"text": place["code"]}
+    return {"physicalLocation": physical}

@@ -13,6 +13,7 @@ import pytest
 from check_samples import forecasted, no_conclusion, not_viable, recompiles, viable
 
 from cftdiag.cli.main import run
+from cftdiag.diagnose import CAUSES
 from cftdiag.report import advice, html, junit, markdown, sarif, terminal, wording
 
 ALL = [viable, recompiles, not_viable, no_conclusion]
@@ -124,6 +125,48 @@ def test_sarif_results_match_the_findings(make) -> None:
     assert run_["invocations"] == [{"executionSuccessful": data["verdict"] != "error"}]
 
 
+def test_sarif_describes_its_rules_and_says_what_was_accepted() -> None:
+    data = not_viable()
+    data["findings"][0]["accepted"] = {"by": "comment", "reason": "once a run"}
+    data["findings"][1]["accepted"] = {"by": "baseline", "reason": None}
+    run_ = json.loads(sarif.render(data))["runs"][0]
+    for rule in run_["tool"]["driver"]["rules"]:
+        cause = CAUSES[rule["id"].partition("/")[2]]
+        assert rule["shortDescription"]["text"] == cause.title
+        assert cause.fix in rule["help"]["text"] and cause.why in rule["help"]["markdown"]
+        assert rule["helpUri"].startswith("https://")
+    assert [r["suppressions"][0] for r in run_["results"]] == [
+        {"kind": "inSource", "justification": "once a run"},
+        {"kind": "external"},
+    ]
+    prints = [r["partialFingerprints"]["cftdiag/v2"] for r in run_["results"]]
+    moved = not_viable()
+    moved["findings"][0]["where"]["line"] += 5
+    again = json.loads(sarif.render(moved))["runs"][0]["results"]
+    assert [r["partialFingerprints"]["cftdiag/v2"] for r in again] == prints
+
+
+def test_sarif_shows_a_librarys_line_at_the_checked_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "train").mkdir()
+    monkeypatch.chdir(tmp_path / "train")
+    monkeypatch.delenv("GITHUB_WORKSPACE", raising=False)
+    data = not_viable()
+    data["subject"].update(name="mine.py:build", type="file")
+    library = "/v/lib/python3.11/site-packages/transformers/modeling.py"
+    data["findings"][0]["where"]["file"] = library
+    result = json.loads(sarif.render(data))["runs"][0]["results"][0]
+    [location], [related] = result["locations"], result["relatedLocations"]
+    assert location["physicalLocation"]["artifactLocation"] == {
+        "uri": "train/mine.py",
+        "uriBaseId": "%SRCROOT%",
+    }
+    assert related["physicalLocation"]["artifactLocation"]["uri"] == f"file://{library}"
+    assert related["physicalLocation"]["region"]["startLine"] == 41
+
+
 def test_sarif_paths_are_relative_inside_the_working_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -147,6 +190,22 @@ def test_junit_has_a_case_a_block_and_one_for_the_verdict(make, failures: int, e
     assert len(cases) == len(data["blocks"]) + 1
     assert len(root.findall(".//failure")) == failures == int(root.attrib["failures"])
     assert len(root.findall(".//error")) == errors == int(root.attrib["errors"])
+
+
+def test_junit_tells_each_finding_in_full_once_and_fails_for_no_accepted_one() -> None:
+    data = not_viable()
+    text = junit.render(data)
+    assert text.count("why: A Python branch on a value") == 1
+    cases = ElementTree.fromstring(text.encode()).findall("testsuite/testcase")
+    assert (
+        cases[5].findtext("failure") or ""
+    ) == "graph_break data_dependent_branch: as told at model.layers.0"
+    assert "as told at model.layers.0" in (cases[-1].findtext("failure") or "")
+    data["findings"][0]["blocks"] = []  # of no block: the verdict's case alone tells it
+    assert junit.render(data).count("why: A Python branch on a value") == 1
+    data["findings"][0] |= {"blocks": ["model.layers.*"], "accepted": {"by": "comment", "reason": "rare"}}
+    root = ElementTree.fromstring(junit.render(data).encode())
+    assert root.find(".//failure") is None and "(accepted: rare)" in junit.render(data)
 
 
 def test_a_warning_fails_no_case() -> None:

@@ -16,6 +16,7 @@ from cftdiag.check.data_forecast import Swept
 from cftdiag.check.judge import judge, judge_sweep, make_context, only_uneven
 from cftdiag.check.make_report import make_report, timing, with_forecast
 from cftdiag.check.outcome import Outcome
+from cftdiag.check.proof_steps import INTERRUPTED, ProofSteps
 from cftdiag.check.proofs import Prover
 from cftdiag.check.report import CheckReport
 from cftdiag.check.runner import BuiltPass, PassResult, Progress, Runner
@@ -27,7 +28,7 @@ from cftdiag.forecast.lengths import Data
 from cftdiag.forecast.rank_forecast import RankForecast
 from cftdiag.options import CheckOptions
 from cftdiag.passes.launch import ForkServer, LiveFork
-from cftdiag.passes.messages import PassTask, ProgressEvent, Send
+from cftdiag.passes.messages import PassTask, Send
 from cftdiag.subject import Origin, Subject, as_subject, resolve
 
 
@@ -275,6 +276,7 @@ class _Check:
         if not any(at_least(f.severity, "warning") for f in unproved):
             return unproved, ()
 
+        steps = ProofSteps(unproved, self.runner.progress)
         runs: dict[str, BuiltPass] = {}
 
         def unlimited(changed: CheckOptions) -> CheckOptions:
@@ -288,6 +290,8 @@ class _Check:
             return _outcome(first, changed)
 
         def compare(changed: CheckOptions) -> bool | None:
+            if steps.interrupted:
+                return None
             comparison = self.numerics(runs[repr(unlimited(changed))], changed)
             return None if comparison is None else comparison.ok
 
@@ -301,11 +305,13 @@ class _Check:
             config_subject=self.runner.origin.from_config,
             wrap=main.program.wrap,
             compare=compare,
-            announce=lambda text: self.runner.progress(ProgressEvent(phase="prove", text=text)),
+            announce=steps.announce,
         )
-        findings = prover.prove(unproved)
-        change_first = prover.change_first(findings)
-        if prover.left:
+        findings = steps.prove(prover, unproved)
+        change_first = steps.change_first(prover, findings)
+        if steps.interrupted:
+            self.notes.append(INTERRUPTED)
+        elif prover.left:
             self.notes.append(
                 f"{prover.left} remedies were not tried: the {options.budget.verify_budget:.0f} s for proofs were used up"
             )

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from cftdiag.check import script_report
 from cftdiag.check.outcome import Outcome, compiled
+from cftdiag.check.proof_steps import INTERRUPTED, ProofSteps
 from cftdiag.check.proofs import Prover
 from cftdiag.check.runner import Progress
 from cftdiag.check.script import Rehearsed, ScriptOptions, rehearse
 from cftdiag.errors import InputError
 from cftdiag.findings import Finding, Remedy
 from cftdiag.options import DYNAMIC, CheckOptions
-from cftdiag.passes.messages import ProgressEvent
 
 #: Options that a rehearsal can take over into every script.
 _REACHES = frozenset({"torch_config", "env", "compile_kwargs", "dynamic", "fullgraph"})
@@ -57,15 +57,15 @@ def prove(rehearsed: Rehearsed, options: ScriptOptions, progress: Progress) -> P
             raise InputError("the script has nothing that takes this change")
         return outcome(again)
 
-    announce: Callable[[str], None] = lambda text: progress(ProgressEvent(phase="prove", text=text))  # noqa: E731
-    prover = Prover(plain, outcome(rehearsed), run, config_subject=False, wrap=True, announce=announce)
-    findings = prover.prove(tuple(_as_edits(f) for f in rehearsed.findings))
-    change_first = prover.change_first(findings)
-    notes = []
+    steps = ProofSteps(rehearsed.findings, progress)
+    prover = Prover(plain, outcome(rehearsed), run, config_subject=False, wrap=True, announce=steps.announce)
+    findings = steps.prove(prover, tuple(_as_edits(f) for f in rehearsed.findings))
+    change_first = steps.change_first(prover, findings)
+    notes = [INTERRUPTED] if steps.interrupted else []
     if own:
         names = ", ".join(sorted(name.replace("_", " ") for name in own))
         notes.append(f"remedies that only the script's own code can take were not tried: {names}")
-    if prover.left:
+    if prover.left and not steps.interrupted:
         notes.append(
             f"{prover.left} remedies were not tried: the {options.verify_budget:.0f} s for proofs were used up"
         )

@@ -73,7 +73,7 @@ class ProgressEvent:
     """What the check is doing now, for a status line."""
 
     phase: str
-    """``start``, ``build``, ``step``, ``compile``, ``prove`` or ``done``."""
+    """``start``, ``build``, ``step``, ``compile``, ``known`` (the verdict before proofs), ``prove`` or ``done``."""
     mode: str = ""
     """Pass: ``fullgraph``, ``collect``, ``eager`` or a remedy's summary."""
     step: int = 0

@@ -63,13 +63,18 @@ def _started(*args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "cftdiag", "check", *args], capture_output=True, text=True)
 
 
+def _said(stderr: str) -> list[str]:
+    """Lines that are not about how far the check is: a slow machine gets one every ten seconds."""
+    return [line for line in stderr.splitlines() if not line.startswith("cftdiag: ")]
+
+
 def test_a_clean_model_is_viable(tmp_path: Path) -> None:
     saved = tmp_path / "check.json"
     done = _started(
         "--model", _write(tmp_path, lengths=(10, 10)), "--json", str(saved), "--fail-on", "warning"
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stderr == ""
+    assert _said(done.stderr) == []
     assert "3 x Block  layers.0-2  1 graph  fullgraph yes" in done.stdout
     assert "\x1b" not in done.stdout
     data = json.loads(saved.read_text())
@@ -102,14 +107,14 @@ def test_a_break_exits_1_and_names_the_line(tmp_path: Path, cftdiag_command: Com
 def test_a_wrong_model_is_one_line_and_exit_2(model: str, says: str, cftdiag_command: Command) -> None:
     done = cftdiag_command("check", "--model", model)
     assert (done.returncode, done.stdout) == (2, "")
-    assert len(done.stderr.splitlines()) == 1
+    assert len(_said(done.stderr)) == 1
     assert says in done.stderr
 
 
 def test_a_build_that_raises_is_one_line_and_exit_2(tmp_path: Path, cftdiag_command: Command) -> None:
     done = cftdiag_command("check", "--model", _write(tmp_path, build="raise KeyError('weights')"))
     assert (done.returncode, done.stdout) == (2, "")
-    assert len(done.stderr.splitlines()) == 1
+    assert len(_said(done.stderr)) == 1
     assert "weights" in done.stderr
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import re
+import threading
 from pathlib import Path
 
 import pytest
@@ -193,10 +195,41 @@ def test_a_model_of_ones_own_shows_no_options_that_did_not_apply() -> None:
     assert "real weights" in text
 
 
-def test_progress_is_silent_where_stderr_is_no_terminal() -> None:
+def test_quiet_tells_no_progress() -> None:
+    err = io.StringIO()
+    with progress(err, quiet=True) as on_event:
+        on_event(None)  # type: ignore[arg-type]
+    assert err.getvalue() == ""
+
+
+class _Lines(io.StringIO):
+    """Says when something was written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = threading.Event()
+
+    def flush(self) -> None:
+        self.written.set()
+
+
+def test_without_a_terminal_a_line_now_and_then_says_how_far_it_is() -> None:
+    err = _Lines()
+    with progress(err, every_s=0.01) as on_event:
+        on_event(_Event(phase="known", text="not viable: graph_break tensor.item; proving"))  # type: ignore[arg-type]
+        on_event(_Event(phase="prove", text="remedy 2 of 5: pad"))  # type: ignore[arg-type]
+        on_event(_Event(phase="step", mode="auto", step=2, of=4, length=640))  # type: ignore[arg-type]
+        err.written.clear()
+        assert err.written.wait(60)
+    lines = err.getvalue().splitlines()
+    assert lines[0] == "cftdiag: not viable: graph_break tensor.item; proving"
+    assert re.fullmatch(r"cftdiag: \d+ s: remedy 2 of 5: pad: first pass: step 2 of 4, length 640", lines[-1])
+
+
+def test_a_check_of_a_moment_says_nothing_on_a_pipe() -> None:
     err = io.StringIO()
     with progress(err) as on_event:
-        on_event(None)  # type: ignore[arg-type]
+        on_event(_Event(phase="start"))  # type: ignore[arg-type]
     assert err.getvalue() == ""
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from cftdiag.check import script, script_proofs
 from cftdiag.check.launchers import Launch
+from cftdiag.check.proof_steps import INTERRUPTED
 from cftdiag.check.script import RankEnd, Rehearsed, ScriptOptions
 from cftdiag.details import CompileDetail
 from cftdiag.events import Code, Event
@@ -77,7 +78,31 @@ def test_remedy_from_outside_is_tried_on_the_script_and_others_are_not(
     (first,) = proved.change_first
     assert first["edit"] == "block.compile(dynamic=True)"
     assert (first["before"]["findings"], first["after"]["findings"]) == (1, 0)
-    assert set(announced) >= {"dynamic", "setting"}
+    assert announced[0].startswith("viable with recompiles: recompile ")
+    assert announced[1:] == [
+        "remedy 1 of 3: the script's",
+        "remedy 2 of 3: setting",
+        "remedy 3 of 3: dynamic",
+    ]
+
+
+def test_what_was_proved_before_ctrl_c_is_kept(monkeypatch):
+    tried = []
+
+    def again(options, progress):
+        tried.append(options)
+        if options.compile_kwargs.get("dynamic"):
+            raise KeyboardInterrupt
+        return rehearsed(RECOMPILE)
+
+    monkeypatch.setattr(script_proofs, "rehearse", again)
+    proved = script_proofs.prove(
+        rehearsed(RECOMPILE), ScriptOptions(command=("python", "train.py")), lambda event: None
+    )
+    (found,) = proved.findings
+    verified = {remedy.summary: remedy.verified for remedy in found.remedies}
+    assert (verified["setting"], verified["dynamic"]) == (False, None)
+    assert proved.notes[0] == INTERRUPTED and proved.change_first == () and len(tried) == 2
 
 
 def test_remedies_beyond_the_budget_are_told(monkeypatch: pytest.MonkeyPatch) -> None:

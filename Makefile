@@ -10,7 +10,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv check test test-all lint format bench catalogue truth faults gpu notebooks docs doctor clean
+.PHONY: help venv check test test-all lint format bench catalogue truth zoo faults gpu notebooks docs doctor clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -58,6 +58,9 @@ truth: $(STAMP)  ## hold predictions of --target cpu against real runs with Indu
 SEED ?= 0
 faults: $(STAMP)  ## 200 faults at random places of real models, judged by torch's own log: SEED=n, FAULTS_ARGS="--only I"
 	$(BIN)/python -m tests.faults --seed $(SEED) $(FAULTS_ARGS)
+
+zoo: $(STAMP)  ## hold checks of every model class of transformers against real runs: hours, goes on where it stopped; writes docs/zoo.md
+	$(BIN)/python -m tests.zoo --docs docs/zoo.md $(ZOO_ARGS)
 
 # A GPU machine has its own torch and perhaps no network: PYTHON=python3 runs with that one, and nothing is installed.
 GPU_PYTHON := $(if $(filter file,$(origin PYTHON)),$(or $(wildcard $(BIN)/python),$(PYTHON)),$(PYTHON))

@@ -105,6 +105,13 @@ class CompileDetail(Detail):
     cudagraph_skip: str | None = None
     """Why Inductor made no CUDA graph of it, in torch's words, where one was asked for."""
 
+    @property
+    def made_graph(self) -> bool:
+        """False for a frame that Dynamo went through without giving the backend anything, such as what lies
+        between two breaks.
+        """
+        return self.status == "ok" and self.graphs > 0
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class BreakDetail(Detail):

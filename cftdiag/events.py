@@ -166,7 +166,7 @@ class Event:
     @property
     def counts_as_compile(self) -> bool:
         """True for a graph of a forward region that came out: its backward graph belongs to the same compile."""
-        return self.kind == "compile" and self.compiled.status == "ok" and self.region != "backward"
+        return self.kind == "compile" and self.region != "backward" and self.compiled.made_graph
 
     @property
     def compiled(self) -> CompileDetail:

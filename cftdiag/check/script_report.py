@@ -13,7 +13,6 @@ from cftdiag.check.make_report import environment
 from cftdiag.check.report import BlockResult, CheckReport
 from cftdiag.check.script import UNKNOWN, RankEnd, Rehearsed, ScriptOptions
 from cftdiag.error_text import shorten
-from cftdiag.events import Event
 from cftdiag.findings import Finding, verdict
 from cftdiag.monitor.alarms import NOT_REACHED
 from cftdiag.monitor.event_cause import argument_shape
@@ -173,7 +172,7 @@ def blocks(rehearsed: Rehearsed, findings: Sequence[Finding]) -> list[BlockResul
         if event.block is not None and event.kind in ("compile", "graph_break"):
             named.setdefault(event.block, event.block_class or "")
     graphs = {
-        name: sum(_graphs(e) for e in session.events if e.counts_as_compile and e.block == name)
+        name: sum(e.compiled.graphs for e in session.events if e.counts_as_compile and e.block == name)
         for name in named
     }
     if _WHOLE in named and outcome is not None:
@@ -209,10 +208,6 @@ def _shared_graphs(named: Mapping[str, str], graphs: dict[str, int], idle: Colle
     for name, cls in named.items():
         if not graphs[name] and name not in idle:
             graphs[name] = most[cls]
-
-
-def _graphs(event: Event) -> int:
-    return event.compiled.graphs or 1
 
 
 def _forecast(rehearsed: Rehearsed, compiles: Sequence[dict[str, Any]], depth: str) -> dict[str, Any]:

@@ -83,7 +83,7 @@ class Watched:
         self._requests.see(event)
         if event.kind == "compile":
             self.pending = True
-            if event.compiled.status == "ok":
+            if event.compiled.made_graph or event.region == "backward":
                 self._compiled |= {
                     event.block,
                     event.block_class,

@@ -38,3 +38,9 @@ def test_a_remedy_is_proved_on_fewer_layers_than_the_check_has() -> None:
     [finding] = [f for f in run_check(options).findings if f.kind == "graph_break"]
     assert {"attn": "sdpa"} in [r.change for r in finding.remedies if r.verified]
     assert not [r for r in finding.remedies if r.verified is False]
+
+
+def test_a_frame_that_gave_the_backend_nothing_is_no_compile() -> None:
+    report = check("break_in_hook", fast_forward="never")
+    assert [(c["step"], c["block"]) for c in report.compiles] == [(1, "blocks.0")] * 2 + [(2, "blocks.0")] * 2
+    assert {f.where.line for f in report.findings if f.kind == "graph_break"} == {12}

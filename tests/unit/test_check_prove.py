@@ -212,18 +212,21 @@ def test_what_harms_is_said():
 def test_only_graphs_that_came_out_of_forwards_count():
     code = Code(qualname="Block.forward", file="m.py", line=4)
 
-    def event(status="ok", region="forward", **more):
+    def event(status="ok", region="forward", graphs=1, **more):
         return Event(
             kind="compile",
             time=0.0,
             step=1,
             region=region,
-            detail=CompileDetail(status=status),
+            detail=CompileDetail(status=status, graphs=graphs),
             code=code,
             **more,
         )
 
-    rows = compiled([event(), event("failed"), event(region="backward"), event(block="layers.1")])
+    between_two_breaks = event(graphs=0)
+    rows = compiled(
+        [event(), event("failed"), event(region="backward"), between_two_breaks, event(block="layers.1")]
+    )
     assert [(c.region, c.block, c.again) for c in rows] == [
         ("m.py:4 Block.forward", None, False),
         ("m.py:4 Block.forward", "layers.1", True),

@@ -79,7 +79,7 @@ def compiled(number=0, *, unbacked=False, status="ok", region="forward"):
         block="layers.0",
         region=region,
         seconds={"total": 0.5},
-        detail=CompileDetail(status=status, unbacked=unbacked),
+        detail=CompileDetail(status=status, graphs=1, unbacked=unbacked),
     )
 
 

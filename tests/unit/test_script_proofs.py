@@ -36,7 +36,7 @@ RECOMPILE = Finding(
 
 def compiles_at(step: int) -> Event:
     code = Code(qualname="forward", file="train.py", line=1)
-    return Event(kind="compile", time=0.0, rank=3, step=step, code=code, detail=CompileDetail(status="ok"))
+    return Event(kind="compile", time=0.0, rank=3, step=step, code=code, detail=CompileDetail(graphs=1))
 
 
 def rehearsed(*findings: Finding, applied: tuple[str, ...] = (), fault: Fault | None = None) -> Rehearsed:

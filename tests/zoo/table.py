@@ -1,0 +1,112 @@
+"""The zoo's results as a table by family, and as a page."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tests.zoo.entries import FAMILIES
+
+Row = Mapping[str, Any]
+STATUSES = ("agrees", "explained", "differs", "failed", "not_trainable")
+
+
+def share(rows: Sequence[Row]) -> tuple[int, int]:
+    """(classes that agree or are explained, classes held against the truth)."""
+    counts = Counter(row["status"] for row in rows)
+    right = counts["agrees"] + counts["explained"]
+    return right, right + counts["differs"] + counts["failed"]
+
+
+def table(rows: Sequence[Row], of: Mapping[str, int]) -> list[str]:
+    """Markdown lines: one a family. ``of``: how many classes each family has."""
+    lines = [
+        "| family | classes | held | agree | explained | differ | runs | compiles | breaks | not built here |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for name in (*FAMILIES, "all"):
+        mine = [row for row in rows if name in (row["entry"]["family"], "all")]
+        counts = Counter(row["status"] for row in mine)
+        held = share(mine)[1]
+        classes = sum(of.values()) if name == "all" else of.get(name, 0)
+        runs = [run for row in mine for run in row.get("runs", ())]
+        cells = (
+            name,
+            classes,
+            held,
+            counts["agrees"],
+            counts["explained"],
+            counts["differs"] + counts["failed"],
+            len(runs),
+            sum(len(run["true"]["compiles"]) for run in runs),
+            sum(len({place for _, _, place in run["true"]["breaks"]}) for run in runs),
+            counts["not_trainable"],
+        )
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    return lines
+
+
+def details(rows: Sequence[Row]) -> list[str]:
+    """What differs and what is explained, a line each."""
+    lines = []
+    for row in rows:
+        for run in row.get("runs", ()):
+            said = run["differences"]
+            if run["explained"]:
+                lines.append(f"- {row['entry']['cls']}, {run['mode']}: {run['explained']}")
+            elif said:
+                more = f" (and {len(said) - 1} more)" if len(said) > 1 else ""
+                lines.append(f"- {row['entry']['cls']}, {run['mode']}: differs: {said[0]}{more}")
+        if row["status"] == "failed":
+            lines.append(f"- {row['entry']['cls']}: failed: {row['why'].strip().splitlines()[-1][:300]}")
+    return lines
+
+
+def page(rows: Sequence[Row], of: Mapping[str, int], versions: Mapping[str, str]) -> str:
+    """docs/zoo.md."""
+    right, held = share(rows)
+    reasons = Counter(_reason(row["why"]) for row in rows if row["status"] == "not_trainable")
+    seconds = sorted(row["cpu"] for row in rows if row.get("runs"))
+    middle = seconds[len(seconds) // 2] if seconds else 0.0
+    lines = [
+        "# The zoo",
+        "",
+        "Written by `make zoo` ("
+        + ", ".join(f"{k} {v}" for k, v in versions.items())
+        + "): every model class"
+        " that transformers can train, built small from its own configuration class, trained a few steps on batches that vary"
+        " in length, padding and rows. What `cftdiag check` predicts is held against a real `aot_eager` run of the same steps"
+        " in a process without our code: compiles by step and block, places of breaks, blocks that break, hit the limit, are"
+        " called, or are captured whole. How: [tests/zoo](../tests/zoo/README.md).",
+        "",
+        f"{right} of {held} classes agree or are explained ({100 * right / held if held else 0:.1f} %);"
+        f" {sum(of.values()) - len(rows)} of {sum(of.values())} are not run yet; `make zoo` goes on with them."
+        f" One class takes {middle:.0f} s of a processor (median).",
+        "",
+        *table(rows, of),
+        "",
+        "A class counts once, whatever the number of its runs. Not built here: no way of shrinking or no form of"
+        " inputs that the zoo knows trains it, so nothing is said of it.",
+        "",
+        "## What differs, and what is explained",
+        "",
+        *(details(rows) or ["Nothing."]),
+        "",
+        "## Not built here",
+        "",
+        *(f"- {count}: {reason}" for reason, count in reasons.most_common()),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _reason(why: str) -> str:
+    """Kinds of reason, not each error's own words."""
+    for needle, reason in (
+        ("M parameters", "too large when shrunk"),
+        ("ImportError", "needs a package that is not installed"),
+        ("not built", "its configuration does not take small sizes"),
+    ):
+        if needle in why:
+            return reason
+    return "no form of inputs that the zoo knows trains it"

@@ -27,6 +27,7 @@ from cftdiag.torch_private.tracing import (
 
 #: Graphs compiled (``fwd``, ``bwd``) and graph runs (``calls``) in this process.
 STATS: collections.Counter[str] = collections.Counter()
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 class Graph:
@@ -85,9 +86,30 @@ class Graph:
             if isinstance(out, torch.fx.Node) and out not in got:
                 assumptions.current_node = out
                 value = self.val[out]
-                got[out] = self._value(value, env) if isinstance(value, SYMBOLIC) else self._empty(value, env)
+                got[out] = (
+                    self._value(value, env) if isinstance(value, SYMBOLIC) else self._allocated(out, got, env)
+                )
             outputs.append(got[out] if isinstance(out, torch.fx.Node) else out)
         return outputs
+
+    def _allocated(self, out: torch.fx.Node, got: dict[torch.fx.Node, Any], env: Environment) -> torch.Tensor:
+        """Memory of an output: that of the input or of the other output that it is a view of, else its own."""
+        base = _viewed(out)
+        if base is out or not isinstance(self.val[base], torch.Tensor):
+            return self._empty(self.val[out], env)
+        if base not in got:
+            got[base] = self._empty(self.val[base], env)
+        source, traced = got[base], self.val[out]
+        if type(source) not in _PLAIN or source.dtype != traced.dtype:
+            return self._empty(traced, env)
+        shape, stride = (
+            [self._value(x, env) for x in numbers] for numbers in (traced.shape, traced.stride())
+        )
+        try:
+            # its level is that of the memory, which stays as it is
+            return source.as_strided(shape, stride, self._value(traced.storage_offset(), env))
+        except RuntimeError:  # the argument has another layout than the trace had
+            return self._empty(traced, env)
 
     def _empty(self, traced: torch.Tensor, env: Environment) -> torch.Tensor:
         shape, stride = (
@@ -173,3 +195,14 @@ class Graph:
                 note("planted", n.target.name())  # type: ignore[union-attr]
                 mark(t.zero_(), ASSUMED)
         return out
+
+
+def _viewed(node: torch.fx.Node) -> torch.fx.Node:
+    """The node whose memory this one shows: itself where it has memory of its own."""
+    while (
+        isinstance(node.target, OpOverload)
+        and node.target.is_view
+        and isinstance(node.args[0], torch.fx.Node)
+    ):
+        node = node.args[0]
+    return node

@@ -214,24 +214,30 @@ def _run(
     )[0]
 
 
+def attention_on(
+    spec: Device,
+    q: Any,
+    k: Any,
+    v: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: Any = None,
+    enable_gqa: bool = False,
+) -> Any:
+    """``scaled_dot_product_attention`` by the kernel of this device."""
+    kernel, reason = choose(spec, q, k, v, attn_mask, dropout_p, is_causal, enable_gqa)
+    CHOICES[kernel, reason] += 1
+    return _run(kernel, q, k, v, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+
+
 @contextlib.contextmanager
 def as_on(spec: Device) -> Iterator[None]:
     """Attention on CUDA tensors goes to the kernel of this device inside the block."""
 
-    def attention(
-        q: Any,
-        k: Any,
-        v: Any,
-        attn_mask: Any = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        *,
-        scale: Any = None,
-        enable_gqa: bool = False,
-    ) -> Any:
-        kernel, reason = choose(spec, q, k, v, attn_mask, dropout_p, is_causal, enable_gqa)
-        CHOICES[kernel, reason] += 1
-        return _run(kernel, q, k, v, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    def attention(*args: Any, **kwargs: Any) -> Any:
+        return attention_on(spec, *args, **kwargs)
 
     library = torch.library.Library("aten", "IMPL")
     try:

@@ -1,0 +1,380 @@
+"""From what was counted to what a user asks: the gain of each compile scope, the memory, the break-even step.
+
+Every figure is an estimate by a model that is told with it. The step is taken to last as long as the slower of
+device and host. Two pairs of rates bound the gain:
+
+* ``launches hidden``: products reach 65% of the tensor cores' peak and everything else all of the memory's
+  bandwidth; the host is never waited for. Compiling then saves only the bytes that it fuses away.
+* ``launches seen``: products reach 80% and everything else 80% of the bandwidth, and the host needs 8 us for
+  an operator of eager PyTorch and 4 us for a kernel of a compiled graph.
+
+Communication is taken to be hidden, and the optimizer to be one pass over its states. Torch-free.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cftdiag.payoff.measured import Measured, Part, SavedAt, WholeRegion
+from cftdiag.payoff.work import Launch, Rates, Seconds, Work, seconds, summary
+from cftdiag.target.devices import Device
+
+HIDDEN = "launches hidden"
+SEEN = "launches seen"
+#: (eager rates, compiled rates) of both bounds.
+RATES: Mapping[str, tuple[Rates, Rates]] = {
+    HIDDEN: (
+        Rates(bandwidth=1.0, products=0.65, host_us=0.0),
+        Rates(bandwidth=1.0, products=0.65, host_us=0.0),
+    ),
+    SEEN: (
+        Rates(bandwidth=0.8, products=0.8, host_us=8.0),
+        Rates(bandwidth=0.8, products=0.8, host_us=4.0),
+    ),
+}
+#: Building one kernel of Triton takes about this many seconds of a core; generating its code is counted apart.
+KERNEL_BUILD_S = 0.7
+#: Memory that the CUDA context and the libraries' workspaces take.
+CONTEXT_BYTES = 1 << 30
+#: Share of the device's memory that fragments of the allocator leave unused.
+FRAGMENTS = 0.03
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ScopeGain:
+    """One compile scope of a step on one device."""
+
+    scope: str
+    work: Work
+    """Of the whole step on one rank, optimizer included."""
+    seconds: Mapping[str, Seconds]
+    """By bound (:data:`HIDDEN`, :data:`SEEN`)."""
+    gain: tuple[float, float]
+    """Eager's time by this scope's, lowest and highest."""
+    graphs: int
+    compile_seconds: float
+    """Estimated, on one core, with a cold cache."""
+    break_even: tuple[int, int] | None
+    """Steps after which the time saved is more than the time compiled; None where nothing is saved."""
+
+
+def scopes(measured: Measured, device: Device, *, world_size: int = 1) -> tuple[ScopeGain, ...]:
+    """Every scope that was counted, ``none`` first."""
+    optimizer = _optimizer(measured, world_size)
+    found: list[ScopeGain] = []
+    for scope, eager_part, compiled_part, graphs, generated, kernels in _works(measured):
+        times = {}
+        for bound, (eager, compiled) in RATES.items():
+            times[bound] = seconds(eager_part + optimizer, device, eager) + seconds(
+                compiled_part, device, compiled
+            )
+        base = found[0].seconds if found else times
+        ratios = [base[bound].total / times[bound].total for bound in RATES]
+        cost = generated + kernels * KERNEL_BUILD_S
+        found.append(
+            ScopeGain(
+                scope=scope,
+                work=eager_part + compiled_part + optimizer,
+                seconds=times,
+                gain=(min(ratios), max(ratios)),
+                graphs=graphs,
+                compile_seconds=cost,
+                break_even=_break_even(cost, [base[b].total - times[b].total for b in RATES]),
+            )
+        )
+    return tuple(found)
+
+
+def _works(m: Measured) -> list[tuple[str, Work, Work, int, float, int]]:
+    """(scope, work that stays eager, compiled work, graphs, seconds of generating code, kernels to build)."""
+    nothing = Work()
+    loss_eager = nothing if m.loss is None else m.loss.eager
+    blocks_eager = _total(m.blocks, compiled=False)
+    blocks_compiled = _total(m.blocks, compiled=True)
+    outside = m.body.eager + m.rest.eager
+    block_graphs = sum(p.graphs for p in m.blocks)
+    block_seconds = sum(p.compile_seconds for p in m.blocks)
+    block_kernels = sum(_kernels(p) for p in m.blocks)
+    rows = [
+        ("none", blocks_eager + loss_eager + outside, nothing, 0, 0.0, 0),
+        ("block", loss_eager + outside, blocks_compiled, block_graphs, block_seconds, block_kernels),
+    ]
+    if m.loss is not None and m.loss.compiled is not None:
+        kernels = _kernels(m.loss)
+        rows += [
+            ("loss", blocks_eager + outside, m.loss.compiled, m.loss.graphs, m.loss.compile_seconds, kernels),
+            (
+                "block+loss",
+                outside,
+                blocks_compiled + m.loss.compiled,
+                block_graphs + m.loss.graphs,
+                block_seconds + m.loss.compile_seconds,
+                block_kernels + kernels,
+            ),
+        ]
+    for whole in m.wholes:
+        work, layers = _grown(m, whole)
+        left = m.rest.eager + loss_eager if whole.scope == "model" else nothing
+        beside = [one for one in work.launches if not one.product]
+        # one graph of all layers: code is generated, and kernels are launched, for each layer; equal ones are
+        # built once
+        rows.append((whole.scope, left, work, whole.graphs, whole.compile_seconds * layers, len(beside)))
+    return rows
+
+
+def _total(parts: Sequence[Part], *, compiled: bool) -> Work:
+    total = Work()
+    for part in parts:
+        one = part.compiled if compiled and part.compiled is not None else part.eager
+        total = total + one.times(part.count)
+    return total
+
+
+def _kernels(part: Part) -> int:
+    return 0 if part.compiled is None else sum(not one.product for one in part.compiled.launches)
+
+
+def _grown(m: Measured, whole: WholeRegion) -> tuple[Work, float]:
+    """The region with all layers, and how many times as many it has as were lowered."""
+    lowered = dict(whole.blocks)
+    work = whole.compiled
+    for part in m.blocks:
+        more = part.count - lowered.get(part.name, 0)
+        if part.compiled is not None and more > 0:
+            work = work + part.compiled.times(more)
+    layers = sum(p.count for p in m.blocks)
+    return work, layers / max(sum(lowered.values()), 1)
+
+
+def _optimizer(m: Measured, world_size: int) -> Work:
+    """AdamW, fused: parameter, gradient and two moments are read, all but the gradient written."""
+    return Work((Launch(name="optimizer", bytes=7 * m.trained_bytes // world_size, count=1),))
+
+
+def _break_even(cost: float, saved: Sequence[float]) -> tuple[int, int] | None:
+    low, high = min(saved), max(saved)
+    if high <= 0 or cost <= 0:
+        return None
+    return math.ceil(cost / high), (math.ceil(cost / low) if low > 0 else 10**9)
+
+
+# ---- memory ----
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SavedFormula:
+    """Bytes kept for backward as ``per_step + per_token * B*S + per_square * B*S*S``."""
+
+    per_step: float
+    per_token: float
+    per_square: float
+
+    def at(self, batch: int, length: int) -> int:
+        """Bytes at a shape."""
+        return round(self.per_step + self.per_token * batch * length + self.per_square * batch * length**2)
+
+
+def formula(points: Sequence[SavedAt]) -> SavedFormula | None:
+    """The formula through the points, None where they follow none; one point is taken as proportional to its
+    tokens.
+    """
+    if len(points) == 1:
+        one = points[0]
+        return SavedFormula(per_step=0.0, per_token=one.bytes / (one.batch_size * one.length), per_square=0.0)
+    if len(points) < 3:
+        return None
+    rows = [(1.0, p.batch_size * p.length, p.batch_size * p.length**2, p.bytes) for p in points[:3]]
+    solved = _solve([[float(x) for x in row] for row in rows])
+    if solved is None:
+        return None
+    found = SavedFormula(per_step=solved[0], per_token=solved[1], per_square=solved[2])
+    exact = all(abs(found.at(p.batch_size, p.length) - p.bytes) <= 0.001 * max(p.bytes, 1) for p in points)
+    return found if exact else None
+
+
+def _solve(rows: list[list[float]]) -> list[float] | None:
+    """Gauss with pivots, of three equations."""
+    n = len(rows)
+    for i in range(n):
+        pivot = max(range(i, n), key=lambda r: abs(rows[r][i]))
+        if rows[pivot][i] == 0:
+            return None
+        rows[i], rows[pivot] = rows[pivot], rows[i]
+        for r in range(i + 1, n):
+            factor = rows[r][i] / rows[i][i]
+            rows[r] = [a - factor * b for a, b in zip(rows[r], rows[i], strict=True)]
+    found = [0.0] * n
+    for i in reversed(range(n)):
+        found[i] = (rows[i][n] - sum(rows[i][j] * found[j] for j in range(i + 1, n))) / rows[i][i]
+    return found
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Memory:
+    """One rank's memory at its peak, in bytes, by what takes it."""
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    gathered: int
+    """Blocks that FSDP2 has gathered whole at one time, and what is outside of blocks."""
+    saved: int
+    """Kept by forward for backward."""
+    loss: int
+    """Logits of one chunk and what cross entropy makes of them."""
+
+    @property
+    def peak(self) -> int:
+        """All of it, with the context of the device."""
+        return (
+            self.parameters
+            + self.gradients
+            + self.optimizer
+            + self.gathered
+            + self.saved
+            + self.loss
+            + CONTEXT_BYTES
+        )
+
+
+def memory(
+    m: Measured, *, compiled: bool, batch_size: int, length: int, world_size: int = 1
+) -> Memory | None:
+    """At a shape; None where what is saved follows no formula there."""
+    saved = 0
+    for part in (*m.blocks, *(p for p in (m.loss, m.body, m.rest) if p is not None)):
+        points = part.saved_compiled if compiled and part.saved_compiled else part.saved_eager
+        exact = next((p.bytes for p in points if (p.batch_size, p.length) == (batch_size, length)), None)
+        if exact is None:
+            squares = formula(part.saved_eager)
+            if squares is None or (len(points) == 1 and squares.per_square > 1e-6):
+                return None
+            found = formula(points)
+            if found is None:
+                return None
+            exact = found.at(batch_size, length)
+        saved += exact * part.count
+    logits = m.logits_elements * batch_size * length // (m.batch_size * m.length)
+    loss_compiled = compiled and m.loss is not None and m.loss.compiled is not None
+    return Memory(
+        parameters=m.parameter_bytes // world_size,
+        gradients=m.trained_bytes // world_size,
+        optimizer=2 * m.trained_bytes // world_size,
+        gathered=0 if world_size == 1 else 2 * m.block_bytes + m.root_bytes,
+        saved=saved,
+        # logits and their gradient in the model's dtype; eager keeps the upcast, its log-softmax and the
+        # gradient of both in float32 beside them
+        loss=logits * (4 if loss_compiled else 16),
+    )
+
+
+def fits(peak: int, device: Device) -> bool:
+    """Whether a peak leaves room for what the allocator loses."""
+    return peak <= device.total_memory * (1 - FRAGMENTS)
+
+
+def largest_batch(m: Measured, device: Device, *, compiled: bool, world_size: int = 1) -> int | None:
+    """Most rows of this length that fit; None where no formula holds, 0 where not even one fits."""
+    best = 0
+    low, high = 1, 1 << 14
+    while low <= high:
+        middle = (low + high) // 2
+        found = memory(m, compiled=compiled, batch_size=middle, length=m.length, world_size=world_size)
+        if found is None:
+            return None
+        if fits(found.peak, device):
+            best, low = middle, middle + 1
+        else:
+            high = middle - 1
+    return best
+
+
+# ---- JSON ----
+
+
+def to_dict(m: Measured, device: Device, *, world_size: int = 1) -> dict[str, Any]:
+    """``payoff`` of a check, JSON-ready."""
+    rows = scopes(m, device, world_size=world_size)
+    return {
+        "target": m.target,
+        "device": device.name,
+        "batch_size": m.batch_size,
+        "length": m.length,
+        "ac": m.ac,
+        "dtype": m.dtype,
+        "world_size": world_size,
+        "assumptions": _assumptions(),
+        "scopes": [
+            {
+                "scope": row.scope,
+                **summary(row.work),
+                "seconds": {
+                    bound: {
+                        "step": row.seconds[bound].total,
+                        "device": row.seconds[bound].device,
+                        "products": row.seconds[bound].products,
+                        "host": row.seconds[bound].host,
+                    }
+                    for bound in RATES
+                },
+                "gain": list(row.gain),
+                "graphs": row.graphs,
+                "compile_seconds": round(row.compile_seconds, 1),
+                "break_even_steps": None if row.break_even is None else list(row.break_even),
+            }
+            for row in rows
+        ],
+        "blocks": [
+            {
+                "kind": p.name,
+                "count": p.count,
+                "eager": summary(p.eager),
+                "compiled": None if p.compiled is None else summary(p.compiled),
+                "saved_eager": _formula_dict(p.saved_eager),
+                "saved_compiled": _formula_dict(p.saved_compiled),
+            }
+            for p in (*m.blocks, *(() if m.loss is None else (m.loss,)))
+        ],
+        "memory": {
+            name: _memory_dict(m, device, compiled=compiled, world_size=world_size)
+            for name, compiled in (("eager", False), ("compiled", True))
+        },
+        "refused": [{"scope": scope, "why": why} for scope, why in m.refused],
+    }
+
+
+def _memory_dict(m: Measured, device: Device, *, compiled: bool, world_size: int) -> dict[str, Any] | None:
+    found = memory(m, compiled=compiled, batch_size=m.batch_size, length=m.length, world_size=world_size)
+    if found is None:
+        return None
+    return {
+        **dataclasses.asdict(found),
+        "peak": found.peak,
+        "fits": fits(found.peak, device),
+        "largest_batch": largest_batch(m, device, compiled=compiled, world_size=world_size),
+    }
+
+
+def _formula_dict(points: Sequence[SavedAt]) -> dict[str, Any] | None:
+    if not points:
+        return None
+    found = formula(points)
+    return {
+        "points": [dataclasses.asdict(p) for p in points],
+        "formula": None if found is None else dataclasses.asdict(found),
+    }
+
+
+def _assumptions() -> list[str]:
+    hidden, seen = RATES[HIDDEN][0], RATES[SEEN]
+    return [
+        f"lowest gain: products at {hidden.products:.0%} of the tensor cores' peak, all else at the memory's bandwidth, launches hidden",
+        f"highest gain: products at {seen[0].products:.0%}, all else at {seen[0].bandwidth:.0%} of the bandwidth, and the host needs "
+        f"{seen[0].host_us:.0f} us for an operator of eager, {seen[1].host_us:.0f} us for a kernel of a graph",
+        "communication is hidden, and the optimizer is one pass over parameters, gradients and moments",
+        "eager is the same recipe without torch.compile: each operator of ATen is one launch",
+        f"compile time: generating code as it took here on one core, and {KERNEL_BUILD_S} s for each kernel that is built, with a cold cache",
+    ]

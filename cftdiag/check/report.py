@@ -59,6 +59,8 @@ class CheckReport:
     """
     change_first: tuple[Mapping[str, Any], ...] = ()
     """Edits proved together, the best first: ``edit``, and what is left ``before`` and ``after`` it."""
+    payoff: Mapping[str, Any] | None = None
+    """What compiling gains and takes under each compile scope: :func:`cftdiag.payoff.estimate.to_dict`."""
     plan: Any = None
     """:class:`cftdiag.plan.Plan` of a check with data; a file of its own, not part of the report's JSON."""
 
@@ -81,6 +83,7 @@ class CheckReport:
             **({} if self.script is None else {"script": dict(self.script)}),
             **({} if self.coverage is None else {"coverage": dict(self.coverage)}),
             "change_first": [dict(c) for c in self.change_first],
+            **({} if self.payoff is None else {"payoff": dict(self.payoff)}),
         }
 
     def exit_code(self, fail_on: str = "error") -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import os
 import signal
@@ -48,6 +49,8 @@ from cftdiag.target import TARGETS
 #: What a trainer brings to the command line, as module:function; nothing else here knows of one. A check of
 #: its configuration file, and a function of (model, method) that turns a plain model into the method's.
 CHECK_CONFIG = "trainer.preflight:check_file"
+#: ``--compile-scope`` that compares all of them.
+ALL_SCOPES = "all"
 APPLY_METHOD = "trainer.preflight:as_method"
 
 if TYPE_CHECKING:
@@ -104,7 +107,11 @@ if TYPE_CHECKING:
     help="Ranks of FSDP2, over torch's fake process group.",
 )
 @click.option(
-    "--compile-scope", type=click.Choice(SCOPES), default="block", show_default=True, help="What is compiled."
+    "--compile-scope",
+    type=click.Choice([*SCOPES, ALL_SCOPES]),
+    default="block",
+    show_default=True,
+    help="What is compiled; all: check block, and with --target say what each scope gains and takes.",
 )
 @click.option(
     "--compile-backend",
@@ -273,6 +280,10 @@ def check(
     else:
         check_script.refuse_own()
     _refuse(options)
+    every_scope = options["compile_scope"] == ALL_SCOPES
+    if every_scope:
+        options["compile_scope"] = "block"
+        _refuse_without_gpu(options["target"], command, config_path)
     asked = CheckOptions(**options | {"torch_config": dict(options["torch_config"])})
     if asked.subject.method != "full":
         asked = asked.with_(transform=APPLY_METHOD)
@@ -280,6 +291,7 @@ def check(
         raise click.UsageError("--plan and --plots come from a forecast; give --data FILE")
     from cftdiag.check import run_check
     from cftdiag.fix import patch
+    from cftdiag.payoff.job import payoff
     from cftdiag.report import ci, status_line, terminal
 
     # a job that is cancelled ends like one that is interrupted: children stopped, scratch files removed
@@ -291,6 +303,10 @@ def check(
             report = run_check(asked, on_progress)
         else:
             report = _check_config(config_path, options, on_progress)
+        if every_scope:
+            report = dataclasses.replace(
+                report, payoff=payoff(asked, target=options["target"], progress=on_progress)
+            )
     data = report.to_dict() | {"asked": _asked()}
     data["diffs"] = patch.diffs(data)
     gate = gate_options.judge(data, known, write_baseline)
@@ -324,6 +340,17 @@ def _refuse(options: dict[str, Any]) -> None:
     early.refuse_sizes(options["batch_size"], options["lengths"])
     early.refuse_settings(dict(options["torch_config"]))
     early.refuse_source(options["model"])
+
+
+def _refuse_without_gpu(target: str | None, command: tuple[str, ...], config_path: str | None) -> None:
+    if command or config_path is not None:
+        raise click.UsageError(
+            f"--compile-scope {ALL_SCOPES} takes --model; a command or --config has its own scope"
+        )
+    if target is None or target == "cpu":
+        raise click.UsageError(
+            f"--compile-scope {ALL_SCOPES} estimates times on a GPU; name it with --target ({', '.join(t for t in TARGETS if t != 'cpu')})"
+        )
 
 
 def _asked() -> dict[str, Any]:

@@ -20,6 +20,7 @@ from cftdiag.forecast.lengths import Shape
 from cftdiag.forecast.rank_forecast import RankForecast
 from cftdiag.options import CheckOptions
 from cftdiag.subject import Origin
+from cftdiag.target.step_work import Measured
 
 # ---- tasks ----
 
@@ -63,6 +64,16 @@ class KernelsTask:
     compile_kernels: bool = True
     with_bytecode: bool = False
     with_source: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PayoffTask:
+    """A training step to count, eager and compiled for a target under each of the scopes."""
+
+    origin: Origin
+    options: CheckOptions
+    target: str
+    scopes: tuple[str, ...]
 
 
 # ---- messages ----
@@ -202,6 +213,13 @@ class Lowering:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Counted:
+    """A training step counted, eager and compiled."""
+
+    measured: Measured
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Raised:
     """An exception left the training step. ``compile`` is True for one of the compiler, ``create_graph`` for one
     of a backward that was to be differentiated again.
@@ -234,7 +252,7 @@ class Done:
     """The child ended its work; the last message of every child."""
 
 
-Task = PassTask | KernelsTask
+Task = PassTask | KernelsTask | PayoffTask
 Message = (
     ProgressEvent
     | Observed
@@ -243,6 +261,7 @@ Message = (
     | Result
     | Forecast
     | Lowering
+    | Counted
     | Raised
     | Refused
     | Unfit

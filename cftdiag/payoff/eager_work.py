@@ -13,12 +13,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from cftdiag.payoff.work import Launch, Work
+from cftdiag.target.work import Launch, Work
 from cftdiag.torch_private import autograd_nodes
-from cftdiag.torch_private.tracing import OpOverload, tree_leaves
+from cftdiag.torch_private.tracing import OpOverload, TorchDispatchMode, tree_leaves
 
 #: Of no region.
 REST = ""

@@ -18,9 +18,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cftdiag.payoff.measured import Measured, Part, SavedAt, WholeRegion
-from cftdiag.payoff.work import Launch, Rates, Seconds, Work, seconds, summary
 from cftdiag.target.devices import Device
+from cftdiag.target.step_work import Measured, Part, SavedAt, WholeRegion
+from cftdiag.target.work import Launch, Rates, Seconds, Work, seconds, summary
 
 HIDDEN = "launches hidden"
 SEEN = "launches seen"
@@ -116,12 +116,11 @@ def _works(m: Measured) -> list[tuple[str, Work, Work, int, float, int]]:
             ),
         ]
     for whole in m.wholes:
-        work, layers = _grown(m, whole)
+        work, more = _grown(m, whole)
         left = m.rest.eager + loss_eager if whole.scope == "model" else nothing
         beside = [one for one in work.launches if not one.product]
-        # one graph of all layers: code is generated, and kernels are launched, for each layer; equal ones are
-        # built once
-        rows.append((whole.scope, left, work, whole.graphs, whole.compile_seconds * layers, len(beside)))
+        # one graph of all layers: its code is generated for each, and equal kernels are built once
+        rows.append((whole.scope, left, work, whole.graphs, whole.compile_seconds + more, len(beside)))
     return rows
 
 
@@ -138,15 +137,15 @@ def _kernels(part: Part) -> int:
 
 
 def _grown(m: Measured, whole: WholeRegion) -> tuple[Work, float]:
-    """The region with all layers, and how many times as many it has as were lowered."""
+    """The region with all layers, and the seconds of generating the code of those that were not lowered."""
     lowered = dict(whole.blocks)
-    work = whole.compiled
+    work, seconds_more = whole.compiled, 0.0
     for part in m.blocks:
         more = part.count - lowered.get(part.name, 0)
         if part.compiled is not None and more > 0:
             work = work + part.compiled.times(more)
-    layers = sum(p.count for p in m.blocks)
-    return work, layers / max(sum(lowered.values()), 1)
+            seconds_more += part.compile_seconds * more
+    return work, seconds_more
 
 
 def _optimizer(m: Measured, world_size: int) -> Work:

@@ -19,15 +19,15 @@ from cftdiag.options import CheckOptions
 from cftdiag.passes.prepare import Prepared, batch_of_shape, blocks_of, prepare
 from cftdiag.passes.settings import torch_config
 from cftdiag.payoff.eager_work import REST, EagerWork
-from cftdiag.payoff.measured import Measured, Part, SavedAt, WholeRegion
 from cftdiag.payoff.saved import Saved
-from cftdiag.payoff.work import Launch, Work
 from cftdiag.recipe import BlockGroup, Program, TrainRecipe, apply_recipe, block_groups
 from cftdiag.recipe.loss import CROSS_ENTROPY
 from cftdiag.subject import Origin
 from cftdiag.target import lowering, sdpa
 from cftdiag.target.devices import Device, device
 from cftdiag.target.records import Lowered
+from cftdiag.target.step_work import Measured, Part, SavedAt, WholeRegion
+from cftdiag.target.work import Launch, Work
 from cftdiag.torch_private import dynamo
 from cftdiag.torch_private.dynamo import is_compile_failure
 
@@ -98,14 +98,34 @@ class _Measure:
         def part(name: str, region: str, count: int = 1) -> Part:
             return Part(name=name, count=count, eager=counted.work(region), saved_eager=saved[region])
 
-        blocks = {g.label: part(g.label, g.fqns[0], len(g.fqns)) for g in groups}
+        # What all blocks are given (masks, rotary tables) is kept once, and booked on the first that keeps it.
+        self._shared: dict[str, int] = {}
+        blocks = {}
+        for group in groups:
+            one = part(group.label, group.fqns[0], len(group.fqns))
+            if len(group.fqns) > 1:
+                again = saved[group.fqns[1]]
+                self._shared[group.label] = one.saved_eager[0].bytes - again[0].bytes
+                one = dataclasses.replace(one, saved_eager=again)
+            blocks[group.label] = one
         loss = None if program.own_loss else part("loss", CROSS_ENTROPY)
         return {
             "blocks": blocks,
             "loss": loss,
-            "body": part("body", BODY),
+            "body": self._with_shared(part("body", BODY), groups, saved),
             "rest": part("rest", REST),
         }
+
+    def _with_shared(
+        self, body: Part, groups: Sequence[BlockGroup], saved: Mapping[str, tuple[SavedAt, ...]]
+    ) -> Part:
+        points = body.saved_eager
+        for first, second in (group.fqns[:2] for group in groups if len(group.fqns) > 1):
+            points = tuple(
+                dataclasses.replace(p, bytes=p.bytes + a.bytes - b.bytes)
+                for p, a, b in zip(points, saved[first], saved[second], strict=True)
+            )
+        return dataclasses.replace(body, saved_eager=points)
 
     def _regions(
         self, model: nn.Module, program: Program, groups: Sequence[BlockGroup]
@@ -173,7 +193,10 @@ class _Measure:
             return dataclasses.replace(
                 part,
                 compiled=work.times(times),
-                saved_compiled=saved[region],
+                saved_compiled=tuple(
+                    dataclasses.replace(p, bytes=p.bytes - self._shared.get(part.name, 0))
+                    for p in saved[region]
+                ),
                 graphs=lowered.graphs(part.name if region in first else region),
                 compile_seconds=lowered.seconds(part.name if region in first else region),
             )

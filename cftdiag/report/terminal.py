@@ -8,7 +8,7 @@ from typing import Any, TextIO
 from rich.console import Console
 from rich.text import Text
 
-from cftdiag.report import accepted, advice, forecast, wording
+from cftdiag.report import accepted, advice, forecast, payoff, wording
 from cftdiag.report.console import console_for, print_line, print_prose, print_table
 
 #: Rows of a list that are shown; the JSON holds all.
@@ -34,6 +34,7 @@ def show(
         _blocks(console, data)
         _compiles(console, data)
         forecast.show(console, data)
+        payoff.show(console, data)
         _findings(console, data)
         _undetermined(console, data)
         print_line(console)

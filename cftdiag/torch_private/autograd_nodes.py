@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import bisect
 
-import torch
-
 from cftdiag.torch_private.names import Name
 
 _LOST = "what is launched in backward is not told by block"
@@ -35,11 +33,15 @@ class Owners:
         self._mark(self._open[-1] if self._open else None)
 
     def _mark(self, name: str | None) -> None:
+        import torch
+
         self._starts.append(torch._C._autograd._get_sequence_nr())
         self._names.append(name)
 
     def current(self) -> str | None:
         """The region whose forward made the node that runs now; None outside of a backward and of a region."""
+        import torch
+
         node = torch._C._current_autograd_node()
         if node is None:
             return None

@@ -18,12 +18,14 @@ from cftdiag.passes import messages
 from cftdiag.passes.launch import last_words
 from cftdiag.passes.messages import (
     Assumption,
+    Counted,
     Done,
     Forecast,
     KernelsTask,
     Lowering,
     Observed,
     PassTask,
+    PayoffTask,
     Program,
     ProgramBlock,
     ProgressEvent,
@@ -38,6 +40,8 @@ from cftdiag.passes.messages import (
     encode,
 )
 from cftdiag.subject import Origin
+from cftdiag.target.step_work import Measured, Part, SavedAt, WholeRegion
+from cftdiag.target.work import Launch, Work
 
 FRAME = Frame(file="m.py", line=3, function="forward", code="return x")
 GUARD = Guard(expression="L['x'].size()[1] == 5", source="L['x'].size()[1]", expected="5", actual="6")
@@ -56,10 +60,38 @@ EVENT = Event(
 ORIGIN = Origin(type="config", name="m", model_type="llama", config={"num_hidden_layers": 2})
 OPTIONS = CheckOptions(model="m", lengths=(8, 16), torch_config={"torch._dynamo.config.verbose": True})
 SWEEP = SweepTask(rank=1, shapes=(Shape(2, 8, PADDED, 1, 0, 4),), warm=(Shape(2, 8),))
+WORK = Work((Launch(name="aten.mm", bytes=8, flops=16, product=True, count=3),))
+PART = Part(
+    name="Block",
+    count=4,
+    eager=WORK,
+    compiled=WORK,
+    saved_eager=(SavedAt(batch_size=2, length=8, bytes=64),),
+)
 EXAMPLES = [
     PassTask(mode="sweep", origin=ORIGIN, options=OPTIONS, fullgraph=True, sweep=SWEEP),
     PassTask(mode="numerics", origin=ORIGIN, options=OPTIONS, compare="reference.pt"),
     KernelsTask(origin=ORIGIN, options=OPTIONS, target="h200", block="Block"),
+    PayoffTask(origin=ORIGIN, options=OPTIONS, target="h200", scopes=("none", "block")),
+    Counted(
+        measured=Measured(
+            target="h200",
+            batch_size=2,
+            length=8,
+            ac="none",
+            dtype="bfloat16",
+            blocks=(PART,),
+            loss=None,
+            body=PART,
+            rest=PART,
+            wholes=(
+                WholeRegion(
+                    scope="model", compiled=WORK, blocks=(("Block", 1),), graphs=1, compile_seconds=0.5
+                ),
+            ),
+            refused=(("model+loss", "why"),),
+        )
+    ),
     ProgressEvent(phase="step", mode="collect", step=1, of=4, length=8),
     Observed(event=EVENT),
     Program(

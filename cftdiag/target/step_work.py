@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from cftdiag.payoff.work import Work
+from cftdiag.target.work import Work
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,80 @@
+"""`cftdiag check --compile-scope all`: count in a child process, estimate here.
+
+Lowering for a device that is not there replaces parts of torch while it works, so it never runs in a process
+that does anything else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from cftdiag.errors import EnvironmentUnfit, InputError
+from cftdiag.options import SCOPES, CheckOptions
+from cftdiag.passes.launch import ForkServer, Pass
+from cftdiag.passes.messages import Counted, PayoffTask, ProgressEvent, Refused, Send, Unfit
+from cftdiag.payoff.estimate import to_dict
+from cftdiag.subject import resolve
+from cftdiag.target.devices import device
+
+
+def payoff(
+    options: CheckOptions,
+    *,
+    target: str,
+    scopes: Sequence[str] = SCOPES,
+    progress: Callable[[ProgressEvent], None] = lambda event: None,
+) -> dict[str, Any]:
+    """What compiling gains and takes for the model of ``options`` on ``target``: ``CheckReport.payoff``.
+
+    Raises :class:`InputError` for a model or target that this is not told for and :class:`EnvironmentUnfit`
+    where the code cannot be generated here.
+    """
+    spec = device(target)
+    if spec is None:
+        raise InputError(f"--compile-scope all needs --target with the name of a GPU, not {target}")
+    assert options.subject.model is not None
+    task = PayoffTask(
+        origin=resolve(options.subject.model), options=options, target=target, scopes=tuple(scopes)
+    )
+    with contextlib.closing(ForkServer("cftdiag.payoff.job:work")) as launcher:
+        running = Pass(launcher, task, None)
+        with contextlib.closing(iter(running)) as messages:
+            for message in messages:
+                match message:
+                    case ProgressEvent():
+                        progress(message)
+                    case Refused():
+                        raise InputError(message.message)
+                    case Unfit():
+                        raise EnvironmentUnfit(message.message)
+                    case Counted():
+                        return to_dict(message.measured, spec, world_size=options.parallel.world_size)
+    raise EnvironmentUnfit(f"counting the step ended without a result ({running.detail}); report it")
+
+
+def work(task: PayoffTask, send: Send) -> None:
+    """In the child."""
+    from cftdiag.payoff.measure import measure
+    from cftdiag.recipe import DepthNotReached
+    from cftdiag.target.errors import TargetUnavailable
+    from cftdiag.torch_private.dynamo import is_compile_failure
+
+    def progress(text: str) -> None:
+        send(ProgressEvent(phase="lower", text=text))
+
+    try:
+        send(Counted(measured=measure(task.origin, task.options, task.target, task.scopes, progress)))
+    except InputError as error:
+        send(Refused(message=str(error)))
+    except (TargetUnavailable, DepthNotReached, EnvironmentUnfit) as error:
+        send(Unfit(message=str(error)))
+    except Exception as error:
+        if not is_compile_failure(error):
+            raise
+        send(
+            Refused(
+                message="what compiling gains is told once every block is captured whole; see the findings"
+            )
+        )

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from cftdiag.report.console import print_line, print_prose, table_lines
+from cftdiag.report.console import print_line, print_prose, print_table
 
 
 def show(console: Console, data: Mapping[str, Any]) -> None:
@@ -23,8 +23,7 @@ def show(console: Console, data: Mapping[str, Any]) -> None:
     print_line(console, Text(title, style="bold"))
     header = ("scope", "kernels", "beside products", "step", "gain", "graphs", "compile", "pays after")
     rows = [_row(scope) for scope in found["scopes"]]
-    for row in table_lines(rows, header, right=(1, 2, 3, 4, 5, 6, 7)):
-        print_line(console, row)
+    print_table(console, rows, header, right=(1, 2, 3, 4, 5, 6, 7))
     for sentence in sentences(found):
         print_prose(console, sentence, indent=2)
 

@@ -93,6 +93,8 @@ class CompileDetail(Detail):
     """Arguments of the frame by the block's parameter names, as far as they are tensors or numbers."""
     argument_names: tuple[str, ...] = ()
     """Names of all arguments."""
+    module: str | None = None
+    """FQN of the module whose own frame it is, which may be inside of the block."""
     parameters: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """``args[0]`` -> parameter name, for frames that take ``*args``."""
     symbols: tuple[Symbol, ...] = ()

@@ -117,9 +117,9 @@ def run_pass(path: str | Path, *, fullgraph: bool) -> dict[str, Any]:
     kwargs = dict(getattr(case, "COMPILE", {}))
     failed: dict[str, bool | None] = {}
     trained: set[str] = set()
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            parameter.register_post_accumulate_grad_hook(lambda _, name=name: trained.add(name))
+    trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    for name, parameter in trainable.items():
+        parameter.register_post_accumulate_grad_hook(lambda _, name=name: trained.add(name))
     with recorder:
         run = model
         if wrap:
@@ -159,7 +159,7 @@ def run_pass(path: str | Path, *, fullgraph: bool) -> dict[str, Any]:
         "limit": torch._dynamo.config.recompile_limit,
         "compile_kwargs": kwargs,
         "trained": sorted(trained),
-        "trainable": sorted(name for name, p in model.named_parameters() if p.requires_grad),
+        "trainable": sorted(trainable),
     }
 
 

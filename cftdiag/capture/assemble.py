@@ -188,6 +188,7 @@ class Assembler:
             graphs=0 if failed else state.graphs or int(bool(metrics.get("graph_op_count"))),
             arguments=state.arguments,
             argument_names=state.argument_names,
+            module=state.module_name,
             parameters=state.parameters,
             symbols=tuple(state.symbols),
             unbacked=state.unbacked,

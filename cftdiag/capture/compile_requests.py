@@ -18,6 +18,9 @@ from cftdiag.capture.blocks import unwrap
 from cftdiag.events import Event
 from cftdiag.torch_private import guard_tree, rehearsal
 
+#: Where torch's ``wrap_inline`` is, whose frame Dynamo compiles in place of one that it would skip.
+_INLINED = "/torch/_dynamo/external_utils"
+
 
 class Idle(NamedTuple):
     """A module or function that was to be compiled and of which no graph exists."""
@@ -34,6 +37,8 @@ class CompileRequests:
 
     def __init__(self) -> None:
         self._targets: list[weakref.ref[Any]] = []
+        self._wrapped: set[int] = set()
+        """Ids of the modules given to ``torch.compile`` itself, not compiled in place."""
         self._compiled: set[tuple[str, int]] = set()
         self._blocks: set[str] = set()
         self._undo: Callable[[], None] | None = None
@@ -71,8 +76,8 @@ class CompileRequests:
         if event.kind in ("compile", "graph_break", "limit_hit", "error"):
             if event.code is not None:
                 self._compiled.add((event.code.file, event.code.line))
-            if event.block is not None:
-                self._blocks.add(event.block)
+            inside = event.compiled.module if event.kind == "compile" else None
+            self._blocks |= {name for name in (event.block, inside) if name is not None}
 
     def idle(self, name_of: Callable[[Any], str | None]) -> list[Idle]:
         """What was asked for and neither compiled nor broke. ``name_of`` names a module of the watched model."""
@@ -93,6 +98,12 @@ class CompileRequests:
         if any(_cached(code) for code in codes):
             return True  # compiled before anybody listened
         name = name_of(target)
+        if (
+            name is None
+            and id(target) in self._wrapped
+            and any(_INLINED in file for file, _ in self._compiled)
+        ):
+            return True  # torch wraps a module of its own files in one function for all: which one it was is not known
         # the frame of a whole model may be skipped while those of modules inside are compiled
         return name is not None and any(
             block == name or block.startswith(f"{name}.") or name in ("", "<root>") for block in self._blocks
@@ -104,6 +115,8 @@ class CompileRequests:
             self._targets.append(weakref.ref(target))
         except TypeError:
             return  # a builtin or a partial: nothing to find again
+        if target is model:
+            self._wrapped.add(id(target))
 
 
 def _codes(target: Any) -> list[CodeType]:

@@ -30,6 +30,9 @@ class Live(Protocol):
     def arguments(self) -> dict[str, Argument]:
         """Tensor and scalar arguments of the compiled frame by parameter name."""
 
+    def module_name(self) -> str | None:
+        """FQN of the module whose own frame is compiled."""
+
     def argument_names(self) -> tuple[str, ...]:
         """Names of all arguments of the compiled frame."""
 
@@ -71,6 +74,7 @@ class Compile:
     fullgraph: bool | None = None
     under_checkpoint: bool = False
     arguments: dict[str, Argument] = dataclasses.field(default_factory=dict)
+    module_name: str | None = None
     argument_names: tuple[str, ...] = ()
     parameters: dict[str, str] = dataclasses.field(default_factory=dict)
     self_name: str | None = None
@@ -95,7 +99,7 @@ class Compile:
     def look(self, live: Live) -> None:
         """Note what the call that is being compiled was given."""
         self.arguments, self.parameters = live.arguments(), live.parameters()
-        self.argument_names = live.argument_names()
+        self.module_name, self.argument_names = live.module_name(), live.argument_names()
         self.self_name, self.free, self.forward = live.self_name(), live.free(), live.forward()
 
     def restart(self) -> None:

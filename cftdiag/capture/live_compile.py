@@ -75,6 +75,11 @@ class LiveCompile:
         described = ((names.get(name, name), describe(value)) for name, value in self._argument_values())
         return {name: value for name, value in described if value is not None}
 
+    def module_name(self) -> str | None:
+        """FQN of the module whose own frame is compiled; None for a function that some module calls."""
+        own = any(value is self._module for value in self._frame_locals.values())
+        return self._name if own and self._module is not None else None
+
     def argument_names(self) -> tuple[str, ...]:
         """Names of all arguments of the frame, lists and objects too, as :meth:`arguments` names them."""
         names = self.parameters()

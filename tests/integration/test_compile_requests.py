@@ -65,6 +65,26 @@ def test_what_never_runs_is_told_with_the_reason_where_it_is_known() -> None:
     assert cls == "Sequential" and file.endswith("container.py")
 
 
+def test_a_module_of_torch_in_a_wrapper_is_compiled() -> None:
+    """``torch.compile(module)`` puts a function of its own around a forward in torch's files; ``module.compile()``
+    does not.
+    """
+    x = torch.ones(2, 4)
+    sequential = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
+    assert not _idle(lambda: torch.compile(sequential, backend="eager"), lambda wrapped: wrapped(x))
+
+    torch._dynamo.reset()
+    model = Block()
+    requests, recorder = CompileRequests(), Recorder(on_event=lambda event: requests.see(event))
+    recorder.watch(model)
+    with requests, recorder:
+        model.linear, model.other = torch.compile(model.linear, backend="eager"), torch.nn.Linear(4, 4)
+        model.other.compile(backend="eager")
+        model.other(model(x))
+        recorder.blocks.refresh()
+        assert [idle.target is model.other for idle in requests.idle(recorder.blocks.name)] == [True]
+
+
 def test_torch_is_left_as_it_was_found() -> None:
     before = torch.compile
     with CompileRequests():

@@ -84,6 +84,9 @@ class Seen:
     def arguments(self) -> dict[str, Argument]:
         return {}
 
+    def module_name(self) -> str | None:
+        return None
+
     def argument_names(self) -> tuple[str, ...]:
         return ()
 

@@ -501,6 +501,45 @@ def test_what_waits_behind_a_break_is_told_with_it_where_it_is_no_work_of_the_br
     assert told is not argument
 
 
+@pytest.mark.parametrize(
+    "file, context, severity",
+    [
+        ("/x/torch/optim/optimizer.py", "Called `torch._dynamo.graph_break()`", "info"),
+        ("/x/torch/_dynamo/external_utils.py", "module: torch.optim.adam, qualname: Adam.step, x", "info"),
+        ("/x/torch/_dynamo/external_utils.py", "module: numpy, qualname: dot, x", "error"),
+        ("/home/me/train.py", "module: torch.optim.adam, qualname: Adam.step, x", "error"),
+    ],
+)
+def test_what_torch_puts_around_an_optimizers_step_is_no_fault(
+    file: str, context: str, severity: str
+) -> None:
+    event = dataclasses.replace(
+        broken("GB0007", "Attempted to call function marked as skipped", "optimizer.step()", context=context),
+        code=Code(qualname="wrapper", file=file, line=1),
+    )
+    assert the(diagnose([event], Context(wrap=True))).severity == severity
+
+
+@pytest.mark.parametrize("again", ["miss", "anew", "before"])
+def test_a_late_hook_is_in_code_that_was_compiled_from_nothing_afterwards(again: str) -> None:
+    """After ``torch._dynamo.reset()`` it is; an entry that was added for another length serves that length alone."""
+    hook = LateHook(block="layers.0", module="layers.0.p", hook="a.py:3 f", step=2)
+    step = 1 if again == "before" else 2
+    compile = Event(
+        kind="compile",
+        time=1.0,
+        step=step,
+        compile_id="0/1",
+        block="layers.0",
+        region="forward",
+        detail=detail_of("compile", {"status": "ok"}),
+    )
+    missed = Event(kind="recompile", time=0.9, step=2, compile_id="0/1", block="layers.0")
+    events = [missed, compile] if again == "miss" else [compile]
+    found = diagnose(events, Context(blocks=BLOCKS, probes=Probes(late_hooks=(hook,))))
+    assert ("late_hook_ignored" in {f.cause for f in found}) is (again != "anew")
+
+
 def test_second_break_of_a_resumed_line_is_not_a_finding_of_its_own() -> None:
     first = broken(
         "GB0208",

@@ -11,7 +11,7 @@ from cftdiag.diagnose.engine.miss import Miss
 from cftdiag.findings import Remedy
 
 _VARIANTS = Remedy(
-    summary="Accept one variant per value and keep their number below recompile_limit (now {limit})."
+    summary="Accept one variant per value: keep their number below recompile_limit (now {limit}) and warm them up before the timed steps."
 )
 _ISOLATE = Remedy(
     summary="Give each block a cache of its own: block.compile(isolate_recompiles=True) (torch 2.13).",
@@ -70,7 +70,6 @@ CAUSES = (
         kinds=RECOMPILES,
         remedies=(
             Remedy(summary="Decide what depends on {attribute} when the module is built."),
-            Remedy(summary="Warm up one step per value."),
             _VARIANTS,
         ),
     ),
@@ -97,7 +96,9 @@ CAUSES = (
         says="`{attribute}` has another length or other keys than when the code was compiled ({expected} then, {actual} now).",
         kinds=RECOMPILES,
         remedies=(
-            Remedy(summary="Keep {attribute} at one length (fill with zeros)."),
+            Remedy(
+                summary="Keep {attribute} at one length (fill it up with zeros, each a tensor of its own)."
+            ),
             Remedy(summary="Hold what grows outside the compiled block."),
         ),
     ),

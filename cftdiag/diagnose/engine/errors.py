@@ -43,7 +43,7 @@ def gather(events: Sequence[Event], context: Context, drafts: Drafts) -> None:
     said = context.probes.captured_error
     if said is not None and not any(e.kind == "error" for e in events):
         _error(said, None, events, context, drafts)
-    _hooks(context, drafts)
+    _hooks(events, context, drafts)
     _numerics(context, drafts)
     _wrong_code(context, drafts)
     _timeout(context, drafts)
@@ -148,8 +148,26 @@ def _other_thread(event: Event, context: Context, drafts: Drafts) -> None:
         draft.note(f"limit {seen} hit{where}; the main thread has {main}")
 
 
-def _hooks(context: Context, drafts: Drafts) -> None:
+def _compiled_anew(events: Sequence[Event], block: str, step: int) -> bool:
+    """True when the block was compiled from nothing at that step or later, as after ``torch._dynamo.reset()``: no
+    earlier entry was there to miss.
+    """
+    missed = {(e.compile_id, e.step) for e in events if e.kind == "recompile"}
+    return any(
+        e.kind == "compile"
+        and e.block == block
+        and e.step >= step
+        and e.region == "forward"
+        and e.compiled.status == "ok"
+        and (e.compile_id, e.step) not in missed
+        for e in events
+    )
+
+
+def _hooks(events: Sequence[Event], context: Context, drafts: Drafts) -> None:
     for hook in context.probes.late_hooks:
+        if _compiled_anew(events, hook.block, hook.step):
+            continue  # that code has the hook
         draft, new = drafts.get("error", "late_hook_ignored", "error", hook.hook, hook.kind)
         draft.blocks += [b for b in [hook.block] if b not in draft.blocks]
         draft.steps.append(hook.step)

@@ -79,6 +79,8 @@ def _draft(event: Event, same: list[Event], feeds: list[Event], context: Context
         cause = "tensor.item"
     frame = break_words.site(event, cause)
     severity = "error" if context.wrap or same or feeds or not _captured(event, cause, context) else "warning"
+    if _around_an_optimizer(event):
+        severity = "info"
     draft, new = drafts.get("graph_break", cause, severity, frame and (frame.file, frame.line))
     if new:
         draft.where = places.of(frame) if frame is not None else places.place(event)
@@ -102,6 +104,17 @@ def _draft(event: Event, same: list[Event], feeds: list[Event], context: Context
             else ""
         )
     draft.seen(event, sharing(event, context))
+
+
+def _around_an_optimizer(event: Event) -> bool:
+    """True for the breaks that torch itself puts around a compiled ``optimizer.step``: nobody can mend them, and
+    the step proper is compiled whole between them.
+    """
+    file = event.code.file if event.code else ""
+    by_wrapper = "/torch/_dynamo/external_utils" in file and "module: torch.optim." in (
+        event.broke.context or ""
+    )
+    return by_wrapper or "/torch/optim/" in file
 
 
 def sharing(event: Event, context: Context) -> list[str]:

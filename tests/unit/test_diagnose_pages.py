@@ -79,6 +79,8 @@ def test_remedies(cause: Cause) -> None:
     for remedy in cause.remedies:
         filled = fill(remedy, {})
         assert not re.search(r"[{}]", filled.summary)
+        # what a check can try is no work by hand, and a step of diagnosis is tried by nobody
+        assert (remedy.change is not None) == (remedy.applicability in ("safe", "changes_numbers"))
         assert "{" not in str(filled.change).replace("{'", "").replace("{}", "")
 
 

@@ -304,9 +304,12 @@ def check(
         else:
             report = _check_config(config_path, options, on_progress)
         if every_scope:
-            report = dataclasses.replace(
-                report, payoff=payoff(asked, target=options["target"], progress=on_progress)
-            )
+            try:
+                found = payoff(asked, target=options["target"], progress=on_progress)
+                report = dataclasses.replace(report, payoff=found)
+            except CheckError as error:  # the check itself stands
+                note = f"what each compile scope gains is not known: {error}"
+                report = dataclasses.replace(report, undetermined=(*report.undetermined, note))
     data = report.to_dict() | {"asked": _asked()}
     data["diffs"] = patch.diffs(data)
     gate = gate_options.judge(data, known, write_baseline)

@@ -197,3 +197,29 @@ def test_a_comment_in_the_checked_file_accepts_a_finding(
     assert run(["check", "--model", "mine.py:build"]) == 0
     file.write_text("def build():\n    branch()\n")
     assert run(["check", "--model", "mine.py:build"]) == 1
+
+
+@pytest.mark.parametrize("target", [[], ["--target", "cpu"]])
+def test_gains_of_all_scopes_need_a_gpu(asked: dict[str, Any], capsys: Any, target: list[str]) -> None:
+    assert run(["check", "--model", "Qwen3-4B", "--compile-scope", "all", *target]) == 2
+    assert "estimates times on a GPU; name it with --target (a100" in capsys.readouterr().err
+    assert "options" not in asked, "refused before anything ran"
+
+
+def test_gains_stand_beside_the_check(
+    asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    import cftdiag.payoff.job as job
+
+    def fails(options: CheckOptions, **kwargs: Any) -> dict[str, Any]:
+        assert (options.compile.scope, kwargs["target"]) == ("block", "h200")
+        raise InputError("it is told for catalogue models")
+
+    monkeypatch.setattr(job, "payoff", fails)
+    args = ["check", "--model", "m", "--compile-scope", "all", "--target", "h200", "--json", "-"]
+    assert run(args) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["verdict"] == "viable" and "payoff" not in data
+    assert data["undetermined"][-1] == (
+        "what each compile scope gains is not known: it is told for catalogue models"
+    )

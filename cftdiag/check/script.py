@@ -29,6 +29,7 @@ from cftdiag.monitor.recorded_run import Run, load_run
 from cftdiag.passes.launch import die_with_parent
 from cftdiag.passes.messages import ProgressEvent
 from cftdiag.rehearse import confine, trackers
+from cftdiag.rehearse.absent_packages import KERNELS, STAND_INS
 from cftdiag.rehearse.begin import writable
 from cftdiag.rehearse.settings import COLLECTIVES, FILES, VARIABLE, Outcome, Rehearsal
 
@@ -59,6 +60,8 @@ class ScriptOptions:
     depth: str = "joint"
     target: str | None = None
     weights: bool = False
+    stand_ins: tuple[str, ...] = ()
+    """Packages of kernels that are not here and are stood in for."""
     plain: bool = False
     """Compute everything at small size and compile nothing."""
     routing: str = "balanced"
@@ -232,6 +235,7 @@ class _Ranks:
             compared=len(self.options.ranks) > 1,
             weights=self.options.weights,
             plain=self.options.plain,
+            stand_ins=self.options.stand_ins,
             routing=self.options.routing,
             torch_config=self.options.torch_config,
             compile_kwargs=self.options.compile_kwargs,
@@ -352,6 +356,24 @@ def _last_words(path: Path) -> str:
     return next((line[:300] for line in reversed(lines) if line), "")
 
 
+def with_stand_ins(
+    rehearsed: Rehearsed, options: ScriptOptions, progress: Progress
+) -> tuple[Rehearsed, ScriptOptions]:
+    """Where the script ended for want of a package of kernels that can be stood in for: rehearse it with that, and
+    return the options that did.
+    """
+    outcome = rehearsed.first.outcome
+    missing = outcome.fault.missing if outcome is not None and outcome.fault is not None else None
+    package = (missing or "").partition(".")[0]
+    if package not in STAND_INS or package in options.stand_ins:
+        return rehearsed, options
+    if options.keep is not None:
+        # what the first rehearsal has kept there: it is new, and ours
+        shutil.rmtree(options.keep, ignore_errors=True)
+    more = dataclasses.replace(options, stand_ins=(*options.stand_ins, package))
+    return with_stand_ins(rehearse(more, progress), more, progress)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Blame:
     """What a run with plain arithmetic said of a failure."""
@@ -413,7 +435,9 @@ def judge_ends(rehearsed: Rehearsed, options: ScriptOptions) -> None:
     end, outcome = rehearsed.first, rehearsed.first.outcome
     if end.exit_code == REFUSED:
         raise EnvironmentUnfit(f"{end.last_words or 'the script was not started'}; run `cftdiag doctor`")
-    if rehearsed.steps or any(e.kind not in ("cache", "error") for e in rehearsed.run.events):
+    seen = rehearsed.steps or any(e.kind not in ("cache", "error") for e in rehearsed.run.events)
+    stopped = end.timed_out or end.exit_code != 0 or outcome is None or outcome.fault is not None
+    if rehearsed.steps or (seen and stopped):
         return
     if end.timed_out:
         raise EnvironmentUnfit(
@@ -426,6 +450,12 @@ def judge_ends(rehearsed: Rehearsed, options: ScriptOptions) -> None:
         if fault.missing == "torch":
             raise EnvironmentUnfit(
                 f"the interpreter of {rehearsed.launch.command[0]} has no torch; give the one that trains"
+            )
+        package = (fault.missing or "").partition(".")[0]
+        if package in KERNELS:
+            raise EnvironmentUnfit(
+                f"the script imports {package}, which its interpreter has not; install it there: its kernels are not run, and "
+                "no GPU is needed"
             )
         if fault.error in _OWN_FAULTS:
             raise InputError(f"{text}; mend the command")

@@ -7,7 +7,7 @@ import dataclasses
 from cftdiag.check import script_proofs, script_report
 from cftdiag.check.report import CheckReport
 from cftdiag.check.runner import Progress
-from cftdiag.check.script import ScriptOptions, judge_ends, rehearse, with_blame
+from cftdiag.check.script import ScriptOptions, judge_ends, rehearse, with_blame, with_stand_ins
 
 
 def check_script(options: ScriptOptions, progress: Progress = lambda event: None) -> CheckReport:
@@ -16,7 +16,8 @@ def check_script(options: ScriptOptions, progress: Progress = lambda event: None
     Raises :class:`InputError` for a command that cannot be rehearsed or does not train, and
     :class:`EnvironmentUnfit` where no conclusion was reached.
     """
-    rehearsed = with_blame(rehearse(options, progress), options, progress)
+    rehearsed, options = with_stand_ins(rehearse(options, progress), options, progress)
+    rehearsed = with_blame(rehearsed, options, progress)
     judge_ends(rehearsed, options)
     proved = script_proofs.Proved(findings=rehearsed.findings)
     if options.verify and not rehearsed.first.timed_out:

@@ -59,6 +59,28 @@ def install(settings: Rehearsal) -> None:
     for function in (all_gather_object, gather_object, broadcast_object_list, scatter_object_list):
         _replace(function, getattr(c10d, function.__name__))
     _reduce_in_python()
+    _spawn_in_place(settings)
+
+
+class _Ended:
+    """What ``torch.multiprocessing.spawn(..., join=False)`` returns of processes that have ended."""
+
+    def join(self, timeout: float | None = None, grace_period: float | None = None) -> bool:
+        """True: all have ended."""
+        return True
+
+
+def _spawn_in_place(settings: Rehearsal) -> None:
+    """A script that starts its own ranks runs the asked-for one of them in its own process."""
+    import torch.multiprocessing as mp
+
+    def spawn(
+        fn: Callable[..., Any], args: Any = (), nprocs: int = 1, join: bool = True, *more: Any, **kwargs: Any
+    ) -> _Ended | None:
+        fn(settings.rank % nprocs, *args)
+        return None if join else _Ended()
+
+    mp.spawn = functools.wraps(mp.spawn)(spawn)
 
 
 def _replace(ours: Callable[..., Any], real: Callable[..., Any]) -> None:

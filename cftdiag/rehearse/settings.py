@@ -43,6 +43,8 @@ class Rehearsal:
     plain: bool = False
     """Compile nothing and compute everything, on random weights of few layers: does the script fail by itself?"""
     routing: str = "balanced"
+    stand_ins: tuple[str, ...] = ()
+    """Packages of kernels that are not here and are stood in for."""
     torch_config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Dotted torch settings, set once torch is imported."""
     compile_kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -68,7 +70,8 @@ class Rehearsal:
     @classmethod
     def from_environment(cls) -> Rehearsal:
         """The settings that this process was started with; ``KeyError`` in a process that is no rehearsal."""
-        return cls(**json.loads(os.environ[VARIABLE]))
+        told = json.loads(os.environ[VARIABLE])
+        return cls(**told | {"stand_ins": tuple(told.get("stand_ins", ()))})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

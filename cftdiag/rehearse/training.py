@@ -34,6 +34,7 @@ class _Training:
         from cftdiag.monitor import injected
         from cftdiag.rehearse import (
             absent_kernels,
+            absent_packages,
             backend,
             collectives,
             coverage,
@@ -72,6 +73,7 @@ class _Training:
         serialized.install(here=self.alias is not None)
         self.weights = weights.install(settings)
         self.launches = absent_kernels.Launches() if self.alias is None else absent_kernels.install()
+        absent_packages.install(settings.stand_ins)
         pretrained.install(settings, self.applied)
         hf_trainer.install(settings, self.compiled)
         self.stops = metrics.install(lambda: self.monitor.steps)
@@ -99,6 +101,10 @@ class _Training:
         if self.alias is not None and self.alias.asked:
             notes.append(self.alias.differs())
         notes += [*self.launches.notes(), *self.stops.notes()]
+        notes += [
+            f"{name} is not installed here: its functions were stood in for by their shapes"
+            for name in self.settings.stand_ins
+        ]
         models, compiled = self.monitor.models(), self.compiled.roots()
         described = self.weights.described(compiled, models)
         return dataclasses.replace(
@@ -122,7 +128,7 @@ class _Training:
             yield "CUDA"
         if self.settings.world_size > 1:
             yield "other ranks"
-        if self.launches.names:
+        if self.launches.names or self.settings.stand_ins:
             yield "kernels"
 
 

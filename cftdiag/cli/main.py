@@ -35,6 +35,7 @@ VERBS = {
         "cftdiag.cli.diff",
         "What changed between two checks, runs, kernels reports or plans.",
     ),
+    "upgrade": ("cftdiag.cli.upgrade", "The same check with another torch: what will break or get slower."),
     "report": (
         "cftdiag.cli.report",
         "Render a saved check, a run or a TORCH_TRACE directory: terminal, JSON, Markdown, HTML, SARIF, JUnit.",

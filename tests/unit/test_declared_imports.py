@@ -20,8 +20,8 @@ DISTRIBUTIONS = {
     "mlflow": "mlflow-skinny",
     "functorch": "torch",
 }
-#: Imported only beside a script of the user's that runs on it.
-BROUGHT = {"accelerate"}
+#: Imported only beside a script of the user's that runs on it, or by it.
+BROUGHT = {"accelerate", "pytest"}
 #: Of ours.
 OWN = {"cftdiag", "trainer"}
 

@@ -26,6 +26,7 @@ _NOT_NEGATIVE = (
         "num_workers",
         "warmup_steps",
         "skip_nonfinite",
+        "measure_eager",
     ),
     *("learning_rate", "weight_decay", "max_grad_norm", "min_lr_ratio", "eps", "lora_alpha"),
 )
@@ -145,6 +146,9 @@ class TrainConfig:
         "true", "symbolic sizes from the first compile on (auto: torch's None)", tuple(DYNAMIC)
     )
     compile_cache: str | None = _option(None, "file that compiled artifacts are loaded from and saved to")
+    measure_eager: int = _option(
+        0, "run this many steps eager after the warm-up, and say what compiling gains and when it has paid"
+    )
     compile_plan: str | None = _option(
         None,
         "plan written by `cftdiag check --plan`: its settings are applied, its regimes warmed before step 0",

@@ -31,6 +31,7 @@ from trainer.data import Data, open_data
 from trainer.describe import describe
 from trainer.deterministic import deterministic
 from trainer.distributed import Ranks, on_rank_zero, process_group, require_writable
+from trainer.eager_sample import EagerSample
 from trainer.export import export, write_assets
 from trainer.faults import memory_of, writing
 from trainer.lock import Lock
@@ -263,6 +264,7 @@ class _Trainer:
         self.best: Best | None = None
         self.step, self.tokens, self.loss, self.stopped = 0, 0, math.nan, False
         self.skipped = 0
+        self.eager = EagerSample(0, first=1, compiled=False, say=metrics.say)
 
     def compile_again(self, histories: list[list[list[int]]]) -> int:
         """Compile what a resumed run had compiled, in the same order; returns from how many batches.
@@ -291,19 +293,28 @@ class _Trainer:
         self.stepper.stop = signals.requested
         first, total = self.step + 1, len(self.data.steps)
         positions.at(first, "reading its rows")
+        self.eager = EagerSample(
+            self.config.measure_eager, first=first, compiled=self.config.scope != "none", say=self.metrics.say
+        )
+        waiting, kept = time.perf_counter(), 0.0
         for plan, batches in self._batches(self.data.steps[self.step :], self.data.train):
             if lock is not None:
                 lock.require()
             step = self.step = self.step + 1
             self.tokens += plan.tokens
             started = time.perf_counter()
+            waited = started - waiting
             self.recording.recorder.step = step
             positions.at(step, "the step")
             lr = learning_rate(self.config, step, total)
             measure_leak = bool(self.config.osft_leak_every) and (
                 step % self.config.osft_leak_every == 0 or step == total
             )
-            with self.profiling.step(step), memory_of(partial(_rows, step, plan, self.ranks.rank), _LESS):
+            with (
+                self.eager.stance(step),
+                self.profiling.step(step),
+                memory_of(partial(_rows, step, plan, self.ranks.rank), _LESS),
+            ):
                 figures = self.stepper.step(batches, plan.loss_tokens, lr=lr, leak=measure_leak)
             seconds = time.perf_counter() - started
             self.stopped = figures.pop("stop")
@@ -317,7 +328,9 @@ class _Trainer:
                 "step": step, "epoch": plan.epoch, "lr": lr, **figures,
                 "samples": plan.samples, "tokens": plan.tokens, "loss_tokens": plan.loss_tokens, "total_tokens": self.tokens,
                 "lengths": [[row.length for row in micro] for micro in plan.rows],
-                "seconds": round(seconds, 4), "tokens_per_second": round(plan.tokens / seconds, 2), "mfu": self._mfu(plan.tokens, seconds),
+                "seconds": round(seconds, 4), "data_seconds": round(waited, 4), "checkpoint_seconds": round(kept, 4),
+                "tokens_per_second": round(plan.tokens / (seconds + waited), 2), "mfu": self._mfu(plan.tokens, seconds + waited),
+                **({"eager": True} if self.eager.is_eager(step) else {}),
                 **self.recording.step(),
             }  # fmt: skip
             if step == first:
@@ -329,7 +342,13 @@ class _Trainer:
                 with memory_of(
                     lambda: f"rank {self.ranks.rank}, the validation after step {self.step}", _LESS
                 ):
+                    began = time.perf_counter()
                     record["val_loss"] = self.validate()
+                    record["validation_seconds"] = round(time.perf_counter() - began, 4)
+                    # its first batch compiles graphs without gradients, which are no step's
+                    compiled = self.recording.step()
+                    record["validation_compile_seconds"] = compiled["compile_seconds"]
+                    record["validation_graphs"] = compiled["graphs"]
                 improved = math.isfinite(record["val_loss"]) and (
                     self.best is None or record["val_loss"] < self.best.loss
                 )
@@ -337,6 +356,7 @@ class _Trainer:
                 improved = False
             self.metrics.write(record)
             self.trackers.write(record)
+            self.eager.note(record)
             if improved:
                 self.best = Best(step=step, loss=record["val_loss"])
             due = {
@@ -346,15 +366,18 @@ class _Trainer:
                 "signal": self.stopped,
                 "end": step == total,
             }
+            began = time.perf_counter()
             if kinds := tuple(kind for kind, is_due in due.items() if is_due):
                 positions.at(step, "a checkpoint")
                 self.save(kinds)
+            kept = time.perf_counter() - began
             self.saver.poll()
             if self.stopped:
                 who = signals.received or "a signal on another rank"
                 self.metrics.say(f"{who}: stopped after step {step} of {total}; continue with --resume auto")
                 break
             positions.at(step + 1, "reading its rows")
+            waiting = time.perf_counter()
 
     def _skip(self, plan: Step, figures: dict[str, Any], bad: nonfinite.Nonfinite) -> None:
         """A step that was not taken: tell it, or end the run when it is one too many. JSON has no NaN: the

@@ -117,6 +117,10 @@ def summary(record: dict[str, Any]) -> str:
     parts += [f"lr {record['lr']:.2e}", f"{record['tokens_per_second']:,.0f} tok/s"]
     if record.get("mfu") is not None:
         parts.append(f"MFU {record['mfu']:.1%}")
+    if record.get("data_seconds", 0) > 0.1 * record["seconds"]:
+        parts.append(f"waited {record['data_seconds']:.1f} s for data")
+    if record.get("eager"):
+        parts.append("eager")
     if record["compile_seconds"]:
         parts.append(f"compiled {record['compile_seconds']:.1f} s")
     if record["recompiles"]:
@@ -129,12 +133,14 @@ def summary(record: dict[str, Any]) -> str:
 
 
 def flops_per_token(model: nn.Module) -> int:
-    """6 N: forward and backward of the parameters that take part in a matmul (PaLM's convention, attention
-    and recomputation not counted).
+    """4 N + 2 T: forward (2 N), gradients of activations (2 N) and of the T trained parameters (2 T), over the
+    parameters that take part in a matmul; 6 N where all are trained (PaLM's convention, attention and
+    recomputation not counted).
     """
-    embedding = model.get_input_embeddings().weight.numel()
-    tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
-    return 6 * (sum(p.numel() for p in model.parameters()) - (0 if tied else embedding))
+    embedding = model.get_input_embeddings().weight
+    looked_up = None if model.get_output_embeddings().weight is embedding else embedding
+    counted = [p for p in model.parameters() if p is not looked_up]
+    return 4 * sum(p.numel() for p in counted) + 2 * sum(p.numel() for p in counted if p.requires_grad)
 
 
 def peak_flops(device: torch.device) -> float | None:

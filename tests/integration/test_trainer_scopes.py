@@ -197,3 +197,20 @@ def test_gradients_are_projected_before_they_are_clipped(
     # Clipped first, the projection would leave less than the limit.
     assert norms == pytest.approx([0.1] * 3, rel=2e-6)
     assert all(r["grad_norm"] < r["grad_norm_raw"] * (1 - 1e-3) for r in records)
+
+
+def test_eager_steps_in_a_compiled_run_are_marked_and_change_nothing(
+    fresh_dynamo: None, tiny: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    values = {"compile_scope": "block", "compile_backend": "eager", "max_steps": 6, "validation_split": 0.2}
+    plain = _train(tiny, tmp_path / "a", **values)
+    capfd.readouterr()
+    sampled = _train(tiny, tmp_path / "b", measure_eager=2, **values)
+    assert [r["step"] for r in sampled if r.get("eager")] == [5, 6]
+    _same(sampled, plain, 1e-7)
+    assert "measured over 2 compiled and 2 eager steps: compiling gains" in capfd.readouterr().err
+    validated = [r for r in sampled if "validation_graphs" in r]
+    # the graph without gradients is the validation's, and no later step's
+    assert [r["validation_graphs"] for r in validated] == [1] + [0] * (len(validated) - 1)
+    assert [r["graphs"] for r in sampled] == [1] + [0] * 5
+    assert validated[0]["validation_seconds"] > 0 and all(r["data_seconds"] >= 0 for r in sampled)

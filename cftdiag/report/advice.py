@@ -33,6 +33,8 @@ class Advice:
     mark: str
     """``breaks 36 -> 0, compiles 11 -> 1; proved``, or how far it can be trusted."""
     proved: bool
+    is_code: bool = True
+    """Whether ``text`` is to be written as it stands; else it is words."""
     where: str | None = None
     """The line to change, for what is to be done by hand."""
     diff: tuple[str, ...] = ()
@@ -144,6 +146,7 @@ def _single(remedy: Mapping[str, Any], finding: Mapping[str, Any], diffs: Mappin
         text=mechanical or str(remedy.get("summary")),
         mark=words.lstrip("; "),
         proved=proved,
+        is_code=bool(mechanical),
         where=None if mechanical else wording.where(finding),
         diff=changed_lines(diffs.get(_edit(remedy), "")),
     )

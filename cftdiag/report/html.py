@@ -1,14 +1,17 @@
-"""A check as one self-contained HTML page: no script, no request to anywhere."""
+"""A check as one self-contained HTML page that asks nobody for anything. All of it can be read without its script, which
+only filters, searches and shows long tables whole.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from cftdiag import __version__
 from cftdiag.escape import escaped
-from cftdiag.report import accepted, advice, forecast, wording
+from cftdiag.findings import covers
+from cftdiag.report import accepted, advice, forecast, page_parts, wording
 
 
 def render(data: Mapping[str, Any]) -> str:
@@ -23,7 +26,10 @@ def render(data: Mapping[str, Any]) -> str:
         lstrip_blocks=True,
         finalize=lambda value: escaped(value) if type(value) is str else value,
     )
+    environment.filters["prose"] = page_parts.prose
+    environment.filters["page_text"] = page_parts.page_text
     name, facts = wording.headline(data)
+    causes = _causes(data["findings"])
     compiles = data["compiles"]
     longest = max((c.get("seconds") or 0 for c in compiles), default=0)
     return environment.get_template("check.html.j2").render(
@@ -35,17 +41,21 @@ def render(data: Mapping[str, Any]) -> str:
         verdict_words=wording.verdict_words(data),
         verdict_facts=wording.verdict_facts(data),
         cost=wording.cost(data),
+        unseen=wording.unseen(data),
         groups=wording.block_groups(data["blocks"]),
-        blocks=[_block(block) for block in data["blocks"]],
-        compiles=[
-            {
-                **dict(zip(wording.COMPILE_COLUMNS, wording.compile_row(c), strict=True)),
-                "page": Path(c["tlparse"]).as_uri() if c.get("tlparse") else None,
-                "share": round(100 * (c.get("seconds") or 0) / longest) if longest else 0,
-            }
-            for c in compiles
-        ],
-        findings=[_finding(finding) for finding in data["findings"]],
+        blocks=[_block(block, data["findings"]) for block in data["blocks"]],
+        columns=[*wording.COMPILE_COLUMNS],
+        compiles=[_compile(c, longest) for c in compiles[: page_parts.ROWS]],
+        compiles_in_all=len(compiles),
+        more_compiles=page_parts.embedded(
+            [wording.compile_row(c) for c in compiles] if len(compiles) > page_parts.ROWS else []
+        ),
+        timeline=page_parts.timeline(compiles),
+        by_cause=page_parts.by_cause(compiles),
+        causes=causes,
+        explained={c["key"] for c in causes},
+        severities=[s for s, n in wording.severity_counts(data["findings"]).items() if n],
+        findings=[_finding(finding, f"finding-{i}") for i, finding in enumerate(data["findings"], 1)],
         changes_first=advice.advice(data),
         forecast=forecast.shown(data),
         step_columns=forecast.STEP_COLUMNS,
@@ -65,7 +75,26 @@ def _regime_map(data: Mapping[str, Any]) -> str:
     return regime_svg(found)
 
 
-def _block(block: Mapping[str, Any]) -> dict[str, Any]:
+def _compile(compile_: Mapping[str, Any], longest: float) -> dict[str, Any]:
+    return {
+        "cells": wording.compile_row(compile_),
+        "page": Path(compile_["tlparse"]).as_uri() if compile_.get("tlparse") else None,
+        "share": round(100 * (compile_.get("seconds") or 0) / longest) if longest else 0,
+    }
+
+
+def _causes(findings: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+    """What the findings' causes mean, as `cftdiag explain` tells it."""
+    from cftdiag.diagnose import CAUSES
+
+    met = dict.fromkeys(str(f.get("cause")) for f in findings)
+    return [
+        {"key": c.key, "title": c.title, "what": c.what, "why": c.why, "fix": c.fix}
+        for c in (CAUSES[key] for key in met if key in CAUSES)
+    ]
+
+
+def _block(block: Mapping[str, Any], findings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """One cell of the map of blocks."""
     if block.get("fullgraph") is False or block.get("graphs") == 0:
         state = "bad"
@@ -79,11 +108,21 @@ def _block(block: Mapping[str, Any]) -> dict[str, Any]:
         "title": f"{fqn} ({group.cls}): {', '.join(group.facts())}",
         "label": fqn.rpartition(".")[2],
         "state": state,
+        "finding": next(
+            (
+                f"finding-{i}"
+                for i, finding in enumerate(findings, 1)
+                if any(covers(str(pattern), fqn) for pattern in finding.get("blocks") or ())
+            ),
+            None,
+        ),
     }
 
 
-def _finding(finding: Mapping[str, Any]) -> dict[str, Any]:
+def _finding(finding: Mapping[str, Any], anchor: str) -> dict[str, Any]:
     return {
+        "anchor": anchor,
+        "source": page_parts.source(finding.get("where")),
         "severity": str(finding.get("severity")),
         "kind": str(finding.get("kind")),
         "cause": str(finding.get("cause")),
@@ -98,7 +137,7 @@ def _finding(finding: Mapping[str, Any]) -> dict[str, Any]:
                 "summary": str(r.get("summary")),
                 "mark": advice.mark(r, str(finding.get("kind"))),
                 "verified": r.get("verified"),
-                "unsafe": bool(r.get("unsafe")),
+                "edit": advice.edit_of(r),
             }
             for r in finding.get("remedies") or ()
         ],

@@ -117,7 +117,7 @@ def _change_first(data: Mapping[str, Any]) -> list[str]:
         return []
     parts = []
     for i, row in enumerate(rows, 1):
-        line = f"{i}. {code(row.text) if row.proved else plain_text(row.text)} ({plain_text(row.mark)})"
+        line = f"{i}. {code(row.text) if row.is_code else plain_text(row.text)} ({plain_text(row.mark)})"
         if row.where:
             line += f" at {code(row.where)}"
         if row.diff:

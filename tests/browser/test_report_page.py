@@ -8,6 +8,9 @@ import sys
 
 import pytest
 
+from cftdiag.report import html
+from tests.unit.check_samples import not_viable
+
 playwright = pytest.importorskip("playwright.sync_api")
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
@@ -114,6 +117,93 @@ def test_the_regime_map_is_drawn_inside_the_page(page):
 
 def test_nothing_sticks_out_to_the_side(page):
     assert page.evaluate("document.scrollingElement.scrollWidth <= window.innerWidth")
+
+
+@pytest.fixture(scope="module")
+def long_page(tmp_path_factory):
+    """A page of a run of two ranks with 10,000 compiles and findings of two severities."""
+    folder = tmp_path_factory.mktemp("long")
+    data = not_viable()
+    first = data["compiles"][0]
+    data["findings"][0]["explanation"] += " Set torch._dynamo.config." + "capture_scalar_outputs_" * 3 + "."
+    data["compiles"] = [
+        {
+            **first,
+            "compile_id": f"0/{i}",
+            "step": i // 2 + 1,
+            "rank": i % 2,
+            "cause": "seq_len" if i > 1 else None,
+        }
+        for i in range(10_000)
+    ]
+    path = folder / "page.html"
+    path.write_text(html.render(data))
+    return path
+
+
+@pytest.fixture
+def opened(long_page, chromium):
+    context = chromium.new_context(viewport={"width": 1280, "height": 800})
+    page = context.new_page()
+    page.goto(long_page.as_uri())
+    yield page
+    context.close()
+
+
+def test_a_long_page_draws_what_is_looked_at(opened):
+    rows = opened.locator("#compile-table tbody tr")
+    assert rows.count() == 200
+    opened.locator("#search").fill("0/9999 rank 1")
+    assert rows.count() == 1
+    assert "5000" in rows.first.inner_text()
+    opened.locator("#search").fill("")
+    opened.locator("#compiles-more").click()
+    assert rows.count() == 1200
+    assert opened.locator("#compiles-shown").inner_text() == "1200 of 10000"
+    assert opened.locator(".lane").count() == 2
+
+
+def test_findings_are_filtered_and_a_link_shows_them_again(opened):
+    articles = opened.locator("article:visible")
+    assert articles.count() == 2
+    opened.get_by_label("error").uncheck()
+    assert articles.count() == 1 and "seq_len" in articles.first.inner_text()
+    opened.locator("#search").fill("no such word")
+    assert articles.count() == 0
+    opened.locator(".map a").first.click()
+    assert opened.url.endswith("#finding-1")
+    assert articles.count() == 2
+
+
+def test_a_link_leads_to_the_cause(opened):
+    opened.locator("article a[href='#cause-seq_len']").click()
+    assert opened.locator("section:target h3").inner_text().startswith("seq_len")
+
+
+def test_it_can_be_read_without_its_script(long_page, chromium):
+    context = chromium.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto(long_page.as_uri())
+    assert page.locator("article:visible").count() == 2
+    assert page.locator("#compile-table tbody tr").count() == 200
+    assert not page.locator("#search").is_visible()
+    context.close()
+
+
+@pytest.mark.parametrize("width", [390, 768])
+def test_long_words_stay_inside_a_narrow_page(long_page, chromium, width):
+    context = chromium.new_context(viewport={"width": width, "height": 800})
+    page = context.new_page()
+    page.goto(long_page.as_uri())
+    assert page.evaluate("document.scrollingElement.scrollWidth") == width
+    assert page.locator("td code").first.evaluate("e => getComputedStyle(e).whiteSpace") == "nowrap"
+    context.close()
+
+
+def test_print_has_no_controls(opened):
+    opened.emulate_media(media="print")
+    assert not opened.locator("nav").is_visible()
+    assert opened.locator("article").first.is_visible()
 
 
 def test_evidence_unfolds(page):

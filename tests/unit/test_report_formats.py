@@ -14,7 +14,7 @@ from check_samples import forecasted, no_conclusion, not_viable, recompiles, via
 
 from cftdiag.cli.main import run
 from cftdiag.diagnose import CAUSES
-from cftdiag.report import advice, html, junit, markdown, sarif, terminal, wording
+from cftdiag.report import advice, html, junit, markdown, page_parts, sarif, terminal, wording
 
 ALL = [viable, recompiles, not_viable, no_conclusion]
 HOSTILE = "<script>alert('&')</script> a|b `c` __d__ \x00\x1b"
@@ -36,11 +36,19 @@ class _Balanced(HTMLParser):
         self.open: list[str] = []
         self.seen: list[str] = []
         self.loads: list[str] = []
+        self.ids: list[str] = []
+        self.links: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.seen.append(tag)
-        self.loads += [name for name, _ in attrs if name in ("src", "href")]
-        if tag not in ("meta", "br", "link", "img"):
+        self.loads += [
+            f"{name}={value}"
+            for name, value in attrs
+            if name == "src" or (name == "href" and not str(value).startswith("#"))
+        ]
+        self.ids += [str(value) for name, value in attrs if name == "id"]
+        self.links += [str(value)[1:] for name, value in attrs if name == "href"]
+        if tag not in ("meta", "br", "link", "img", "input"):
             self.open.append(tag)
 
     def handle_endtag(self, tag: str) -> None:
@@ -55,8 +63,10 @@ def test_html_is_balanced_and_needs_nothing_from_elsewhere(make) -> None:
     parser.feed(page)
     parser.close()
     assert parser.open == []
-    assert "script" not in parser.seen
+    assert parser.seen.count("script") == 2, "a name became a script"
     assert parser.loads == []
+    assert len(parser.ids) == len(set(parser.ids))
+    assert set(parser.links) <= set(parser.ids)
     assert page.count("<article") == len(data["findings"])
     assert page.count('title="') == len(data["blocks"])
 
@@ -252,7 +262,7 @@ def test_a_hostile_bound_is_drawn_as_it_is() -> None:
     data = forecasted()
     data["forecast"]["regimes"][0]["bounds"] = ["$x^$ <script>"]
     page = html.render(data)
-    assert "r1: $x^$ &lt;script&gt;" in page and "<script>" not in page
+    assert "r1: $x^$ &lt;script&gt;" in page and page.count("<script>") == 1
 
 
 @pytest.mark.parametrize(
@@ -304,7 +314,7 @@ def test_what_to_change_first_is_shown_everywhere() -> None:
     ) in out.getvalue()
     page = markdown.render(data)
     assert f"2. `{edit}` (compiles 2 -> 1; proved)" in page and "## Change first" in page
-    assert "<h2>Change first</h2>" in html.render(data) and edit in html.render(data)
+    assert '<h2 id="change-first">' in html.render(data) and edit in html.render(data)
     assert "Change first" not in markdown.render(viable()) + html.render(viable())
 
 
@@ -314,3 +324,51 @@ def test_a_step_of_diagnosis_is_never_shown_as_the_fix() -> None:
     assert wording.best_remedy({"remedies": [learn, words]}) is words
     assert wording.best_remedy({"remedies": [learn]}) is None
     assert advice.mark(learn) == "to learn more, no fix"
+
+
+def test_lines_of_source_stand_in_the_page_only_as_they_were_checked(tmp_path: Path) -> None:
+    program, secret = tmp_path / "model.py", tmp_path / "key"
+    program.write_text("def f(x):\n    y = 1\n    if x.all():  # <b>\n        y = 2\n    return y\n")
+    secret.write_text("hidden\n")
+    data = not_viable()
+    place = data["findings"][0]["where"]
+    place.update(file=str(program), line=3, code="if x.all():  # <b>")
+    page = html.render(data)
+    assert '<span class="here"><b>3</b>    if x.all():  # &lt;b&gt;</span>' in page
+    place.update(line=2)
+    assert 'class="here"' not in html.render(data)
+    place.update(file=str(secret), line=1, code="hidden")
+    assert page_parts.source(place) == []
+
+
+def test_backticks_become_code_and_nothing_else_does() -> None:
+    assert page_parts.prose("use `a < b` and ``c`d``, <i>") == (
+        "use <code>a &lt; b</code> and <code>c`d</code>, &lt;i&gt;"
+    )
+    assert page_parts.page_text("One\ntwo.\n\n```python\nx < 1\n\ny\n```\nEnd.") == (
+        "<p>One two.</p><pre>x &lt; 1\n\ny</pre><p>End.</p>"
+    )
+
+
+def test_the_timeline_has_a_lane_a_rank_and_a_bar_a_step() -> None:
+    base = viable()["compiles"][0]
+    rows = [
+        {**base, "rank": r, "step": s, "cause": None if s == 1 else "seq_len"} for r in (0, 1) for s in (1, 5)
+    ]
+    first, second = page_parts.timeline(rows)
+    assert (first["label"], second["label"], first["first"], first["last"]) == ("rank 0", "rank 1", 1, 5)
+    assert [bar["words"] for bar in first["bars"]] == [
+        "step 1: 1 x first; 3.2 s",
+        "step 5: 1 x seq_len; 3.2 s",
+    ]
+    assert [bar["again"] for bar in first["bars"]] == [False, True]
+    many = [{**base, "step": s} for s in range(1, 10_001)]
+    [lane] = page_parts.timeline(many)
+    assert len(lane["bars"]) <= page_parts.BINS
+    assert page_parts.timeline(rows[:1]) == []
+
+
+def test_blocks_lead_to_their_findings_and_causes_to_what_they_mean() -> None:
+    page = html.render(not_viable())
+    assert '<a href="#finding-1">0</a>' in page
+    assert 'href="#cause-seq_len"' in page and 'id="cause-seq_len"' in page

@@ -71,7 +71,8 @@ class _Measure:
             )
             groups = block_groups(model, program.blocks)
             parts = self._eager(prepared, program, groups)
-            parts = self._compiled(prepared, program, groups, parts)
+            if set(scopes) != {"none"}:
+                parts = self._compiled(prepared, program, groups, parts)
         wholes, refused = [], []
         for scope in (s for s in WHOLE if s in scopes and parts["loss"] is not None):
             try:

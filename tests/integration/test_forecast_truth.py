@@ -116,11 +116,14 @@ _OTHER = pytest.mark.everything("20 s each; two of the six pairs stay, each valu
         pytest.param("eager", False, marks=_OTHER),
     ],
 )
-def test_random_orders_of_guards_of_many_forms(backend: str, dynamic: bool | None, warm: Warm) -> None:
+def test_random_orders_of_guards_of_many_forms(
+    backend: str, dynamic: bool | None, warm: Warm, request: pytest.FixtureRequest
+) -> None:
+    seeds = 3 if request.config.option.everything else 2
     warm.run(
         _START
         + f"""
-for seed in range(3):
+for seed in range({seeds}):
     torch._dynamo.config.recompile_limit = 64 if seed else 8
     rows = stream(seed, 40, (1, 2, 3, 5), (1, 7, 8, 12, 15, 16, 24, 30, 31, 32, 45, 48, 64), ("", "padded"))
     result = hold(Toy, rows, backend={backend!r}, dynamic={dynamic})

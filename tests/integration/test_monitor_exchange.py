@@ -83,6 +83,7 @@ def test_a_shared_directory_is_found_and_written_once(tmp_path: Path) -> None:
     assert len(load_run(tmp_path / "host0").sessions) == 2
 
 
+@pytest.mark.everything("two interpreters; what is exchanged between hosts stays")
 def test_ranks_of_one_host_need_no_exchange(tmp_path: Path) -> None:
     run(tmp_path, 2, "local", "2")
     assert report(tmp_path / "host0")["ranks"] == 2

@@ -119,6 +119,9 @@ def test_signals_are_handed_on(tmp_path: Path) -> None:
     assert process.wait(1500) == 7
 
 
+@pytest.mark.everything(
+    "three interpreters; that an alarm raises is in test_monitor_inside.py, ends of a group stay"
+)
 def test_raise_ends_the_group_with_an_error(tmp_path: Path) -> None:
     command = [*TORCHRUN, "2", str(PROGRAMS), "ranks", "3,3,3,3,3,3", "3,3,3,5,3,3"]
     done = watch(tmp_path / "run", command, "--warmup-steps", "2", "--on-recompile", "raise")

@@ -62,11 +62,11 @@ print("TRUTH" + json.dumps({"kept": kept, "flops": flops.get_total_flops() if co
 """
 
 
-def counted(warm: Warm, folder: Path, **options: object) -> Measured:
+def counted(warm: Warm, folder: Path, *scopes: str) -> Measured:
     path = folder / "config.json"
     path.write_text(json.dumps({"model_type": "qwen3", **SHAPE}))
-    asked = CheckOptions(model=str(path), attn="eager", dtype="float32", lengths=(96,), **options)
-    task = PayoffTask(origin=resolve(str(path)), options=asked, target="h200", scopes=("none", "block"))
+    asked = CheckOptions(model=str(path), attn="eager", dtype="float32", lengths=(96,))
+    task = PayoffTask(origin=resolve(str(path)), options=asked, target="h200", scopes=scopes)
     launcher = warm.lend("cftdiag.payoff.job:work")
     for message in Pass(launcher, task, None):
         if isinstance(message, Counted):
@@ -80,7 +80,7 @@ def truth(warm: Warm, compiled: str = "eager") -> dict[str, list[int] | int]:
 
 
 def test_flops_and_what_eager_keeps_are_those_of_a_real_step(warm: Warm, tmp_path: Path) -> None:
-    found, real = counted(warm, tmp_path), truth(warm)
+    found, real = counted(warm, tmp_path, "none"), truth(warm)
     [block] = found.blocks
     whole = block.eager.times(3) + found.body.eager + found.rest.eager
     assert found.loss is not None
@@ -95,7 +95,7 @@ def test_flops_and_what_eager_keeps_are_those_of_a_real_step(warm: Warm, tmp_pat
 
 @pytest.mark.everything("a minute of g++; what eager keeps is held in `make test`")
 def test_what_a_compiled_block_keeps_is_what_inductor_keeps(warm: Warm, tmp_path: Path) -> None:
-    [block] = counted(warm, tmp_path).blocks
+    [block] = counted(warm, tmp_path, "none", "block").blocks
     kept = truth(warm, "inductor")["kept"]
     assert isinstance(kept, list)
     [at] = block.saved_compiled

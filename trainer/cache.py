@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from cftdiag import artifacts
 from trainer.config import TrainConfig
 
 
@@ -16,19 +17,31 @@ def _path(config: TrainConfig) -> Path:
     return Path(f"{config.compile_cache}.rank{int(rank):05d}")
 
 
+def _fingerprint() -> dict[str, str | None]:
+    """Of this rank: its device, for each rank compiles for its own."""
+    return artifacts.fingerprint(torch.cuda.get_device_name() if torch.cuda.is_available() else None)
+
+
 def load_cache(config: TrainConfig) -> str | None:
-    """Load what an earlier run saved; a line that says so, None when there is nothing to load or nothing to
+    """Load what an earlier run saved; a line that says so, or why it starts cold. None when there is nothing to
     compile.
     """
     if config.compile_cache is None or config.scope == "none":
         return None
+    said = f"compile cache {config.compile_cache}"
+    if not _path(config).exists():
+        return f"{said}: nothing saved yet"
     try:
-        data = _path(config).read_bytes()
-    except OSError:
-        return f"compile cache {config.compile_cache}: nothing saved yet"
-    info = torch.compiler.load_cache_artifacts(data)
+        head, data = artifacts.read(_path(config))
+        differs = head.differs(_fingerprint())
+        if differs:
+            told = ", ".join(f"{name} {old} there, {new} here" for name, (old, new) in differs.items())
+            return f"{said}: nothing of it would hit ({told}); starting cold"
+        info = torch.compiler.load_cache_artifacts(data)
+    except artifacts.Unusable as error:
+        return f"compile cache not loaded: {error}; starting cold"
     count = sum(len(keys) for keys in info.artifacts.values()) if info is not None else 0
-    return f"compile cache {config.compile_cache}: {count} artifacts, {len(data) / 2**20:.1f} MiB loaded"
+    return f"{said}: {count} artifacts, {len(data) / 2**20:.1f} MiB loaded"
 
 
 def save_cache(config: TrainConfig, *, say: Callable[[str], None]) -> None:
@@ -41,10 +54,9 @@ def save_cache(config: TrainConfig, *, say: Callable[[str], None]) -> None:
         return
     data, info = saved
     path = _path(config)
+    counts = {str(kind): len(keys) for kind, keys in info.artifacts.items()}
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(path.suffix + ".partial")
-    partial.write_bytes(data)
-    partial.replace(path)
+    artifacts.write(path, data, counts, _fingerprint())
     say(
-        f"compile cache {config.compile_cache}: {sum(len(keys) for keys in info.artifacts.values())} artifacts, {len(data) / 2**20:.1f} MiB saved"
+        f"compile cache {config.compile_cache}: {sum(counts.values())} artifacts, {len(data) / 2**20:.1f} MiB saved"
     )

@@ -36,6 +36,7 @@ VERBS = {
         "What changed between two checks, runs, kernels reports or plans.",
     ),
     "upgrade": ("cftdiag.cli.upgrade", "The same check with another torch: what will break or get slower."),
+    "cache": ("cftdiag.cli.cache", "Compile caches: what is there, its age and size, whether it will hit."),
     "report": (
         "cftdiag.cli.report",
         "Render a saved check, a run or a TORCH_TRACE directory: terminal, JSON, Markdown, HTML, SARIF, JUnit.",

@@ -16,6 +16,9 @@ Check = Mapping[str, Any]
 VERDICTS = ("viable", "viable_with_recompiles", "not_viable", "error")
 _VERDICT_SEVERITY = {"viable_with_recompiles": "warning", "not_viable": "error", "error": "error"}
 
+#: Share by which a predicted figure may differ and still be the same.
+_TOLERANCE = 0.001
+
 #: Parts of a request without which two checks still ask the same: names, and what follows from the model.
 _NAMES = ("name", "type", "weights", "model_class", "model_type")
 
@@ -263,51 +266,40 @@ def _coverage(before: Check, after: Check) -> list[Change]:
 
 
 def _payoff(before: Check, after: Check) -> list[Change]:
-    """Predicted gain in speed by scope and regime, and peak memory of a rank."""
+    """Predicted gain by compile scope and peak memory of a rank, of the same device and shape. What follows from
+    this machine's compile seconds (the break-even) is left out.
+    """
+    same = all(before.get(key) == after.get(key) for key in ("target", "batch_size", "length", "world_size"))
     changes = []
-    rows = [
-        {(str(r.get("scope")), str(r.get("regime"))): r.get("gain") for r in found.get("speed") or ()}
-        for found in (before, after)
-    ]
-    for key in dict.fromkeys([*rows[0], *rows[1]]):
-        old, new = rows[0].get(key), rows[1].get(key)
-        if old == new or not old or not new:
-            continue
-        less = sum(new) < sum(old)
+
+    def note(what: str, field: str, old: Any, new: Any, less_is_worse: bool) -> None:
+        a, b = (sum(v) if isinstance(v, list) else float(v) for v in (old, new))
+        if abs(a - b) <= _TOLERANCE * max(abs(a), abs(b)):
+            return
+        worse = (b < a) is less_is_worse
+        effect: Effect = ("worse" if worse else "better") if same else "other"
         changes.append(
             Change(
                 section="payoff",
-                what=f"gain of {key[0]}, regime {key[1]}",
+                what=what,
+                field=field,
                 before=old,
                 after=new,
-                effect="worse" if less else "better",
-                severity="warning" if less else "info",
+                effect=effect,
+                severity="warning" if effect == "worse" else "info",
             )
         )
-    peaks = [_peak(found.get("memory")) for found in (before, after)]
-    if None not in peaks and peaks[0] != peaks[1]:
-        grown = peaks[1] > peaks[0]  # type: ignore[operator]
-        changes.append(
-            Change(
-                section="payoff",
-                what="memory",
-                field="peak of a rank",
-                before=peaks[0],
-                after=peaks[1],
-                effect="worse" if grown else "better",
-                severity="warning" if grown else "info",
-            )
-        )
+
+    gains = [{str(r["scope"]): r for r in found.get("scopes") or ()} for found in (before, after)]
+    for scope, row in gains[0].items():
+        other = gains[1].get(scope)
+        if other is not None and row.get("gain") and other.get("gain"):
+            note(f"scope {scope}", "gain", row["gain"], other["gain"], True)
+    for name in ("eager", "compiled"):
+        old, new = ((found.get("memory") or {}).get(name) for found in (before, after))
+        if old and new:
+            note(f"memory {name}", "peak bytes of a rank", old["peak"], new["peak"], False)
     return changes
-
-
-def _peak(memory: Any) -> float | None:
-    """Peak bytes of a rank, however deep they are kept."""
-    if not isinstance(memory, Mapping):
-        return None
-    found = memory.get("per_rank", memory)
-    found = found.get("peak", found.get("peak_bytes")) if isinstance(found, Mapping) else found
-    return float(found) if isinstance(found, int | float) else None
 
 
 def compare_notes(before: Iterable[Any], after: Iterable[Any]) -> list[Change]:

@@ -77,3 +77,66 @@ def show_doctor(state: Mapping[str, Any], *, file: TextIO | None = None, width: 
     else:
         left = f"; depth {state['depth']} is still available" if state["depth"] else ""
         print_line(console, Text(f"the check cannot work here{left}", style="bold red"))
+
+
+def show_cache(
+    row: Mapping[str, Any], *, now: float, file: TextIO | None = None, width: int | None = None
+) -> None:
+    """Print one compile cache of `cftdiag cache`. ``now``: Unix seconds."""
+    console = console_for(file, width)
+    print_line(console, Text(row["path"], style="bold"))
+    if row.get("refused"):
+        print_prose(console, f"refused: {row['refused']}", indent=2, style="red")
+        return
+    if "kinds" in row:
+        rows = [
+            [
+                k["kind"],
+                str(k["entries"]),
+                _bytes(k["size"]),
+                f"{age(now - k['oldest'])} to {age(now - k['newest'])}",
+            ]
+            for k in row["kinds"]
+        ]
+        print_table(console, rows, header=("kind", "entries", "size", "age"), right=(1, 2))
+        if not rows:
+            print_line(console, "  empty")
+        if row["foreign"]:
+            more = f" and {len(row['foreign']) - 3} more" if len(row["foreign"]) > 3 else ""
+            print_prose(
+                console,
+                f"others can write {', '.join(row['foreign'][:3])}{more}: whoever can put an entry here runs code here; "
+                "run chmod -R go-w on it, or name a directory of your own in TORCHINDUCTOR_CACHE_DIR",
+                indent=2,
+                style="yellow",
+            )
+        return
+    counts = ", ".join(f"{count} {kind}" for kind, count in row["artifacts"].items())
+    print_line(console, f"  {counts or 'nothing'}, {_bytes(row['size'])}, {age(now - row['time'])} old")
+    made = ", ".join(f"{name} {value}" for name, value in row["fingerprint"].items() if value)
+    print_line(console, f"  made by {made}")
+    if row["hits"]:
+        print_line(console, Text("  made by the same here: it can hit", style="green"))
+    for name, (there, here) in row["differs"].items():
+        print_line(
+            console,
+            Text(
+                f"  nothing of it hits here: {name} {there or 'none'} there, {here or 'none'} here",
+                style="red",
+            ),
+        )
+
+
+def age(seconds: float) -> str:
+    """``5 min``, ``3 h``, ``12 d``."""
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{max(seconds, 0):.0f} s"
+
+
+def _bytes(size: int) -> str:
+    for unit, length in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if size >= length:
+            return f"{size / length:.1f} {unit}"
+    return f"{size} B"

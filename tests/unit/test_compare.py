@@ -146,18 +146,26 @@ def test_less_that_is_compiled_and_gained() -> None:
         {"parameters": 0.97, "flops": 0.6},
     )
     before["payoff"] = {
-        "speed": [{"scope": "block", "regime": "r1", "gain": [1.2, 1.5]}],
-        "memory": {"per_rank": 10},
+        "target": "h200",
+        "scopes": [
+            {"scope": "block", "gain": [1.2, 1.5], "compile_seconds": 5.0, "break_even_steps": [9, 12]}
+        ],
+        "memory": {"eager": {"peak": 10_000}, "compiled": {"peak": 8_000}},
     }
-    after["payoff"] = {
-        "speed": [{"scope": "block", "regime": "r1", "gain": [1.0, 1.2]}],
-        "memory": {"per_rank": 12},
+    after["payoff"] = copy.deepcopy(before["payoff"])
+    after["payoff"]["scopes"][0] |= {
+        "gain": [1.0, 1.2],
+        "compile_seconds": 50.0,
+        "break_even_steps": [90, 120],
     }
+    after["payoff"]["memory"]["compiled"]["peak"] = 9_000
     assert worse(before, after, "warning") == {
         ("coverage", "flops"),
-        ("payoff", "gain of block, regime r1"),
-        ("payoff", "peak of a rank"),
+        ("payoff", "gain"),
+        ("payoff", "peak bytes of a rank"),
     }
+    after["payoff"]["target"] = "a100"  # of another device nothing is judged
+    assert worse(before, after, "warning") == {("coverage", "flops")}
 
 
 def test_seconds_are_told_and_judged_only_where_asked() -> None:

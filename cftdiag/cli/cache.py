@@ -1,0 +1,69 @@
+"""``cftdiag cache``: compile caches: what is there, and what of it will hit."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from cftdiag.cli.options import debug_option, json_flag
+from cftdiag.errors import InputError
+from cftdiag.report import stream
+
+
+@click.command(short_help="Compile caches: what is there, its age and size, whether it will hit.")
+@click.argument("paths", nargs=-1, metavar="[PATH]...", type=click.Path(path_type=Path))
+@json_flag
+@debug_option
+def cache(paths: tuple[Path, ...], as_json: bool) -> int:
+    """Show compile caches: directories of TORCHINDUCTOR_CACHE_DIR, and files that the trainer's --compile-cache
+    writes. Without PATH: the directory that torch takes here.
+
+    Of a file it is said whether it can hit here: artifacts of another torch, triton, Python or device never do.
+    A file that is damaged or that others can write is refused; exit code 1.
+    """
+    from cftdiag import cache_folder
+    from cftdiag.report.tables import show_cache
+
+    rows = [_one(path) for path in paths or (cache_folder.default(),)]
+    if as_json:
+        stream.write(json.dumps(rows, indent=2))
+    else:
+        for row in rows:
+            show_cache(row, now=time.time())
+    return int(any(row.get("refused") for row in rows))
+
+
+def _one(path: Path) -> dict[str, Any]:
+    """JSON-ready: a directory's kinds, or a file's head and what differs here."""
+    from cftdiag import artifacts, cache_folder
+
+    if not path.is_file():
+        try:
+            return {"schema": "cftdiag.cache/1", **dataclasses.asdict(cache_folder.read(path))}
+        except ValueError as error:
+            raise InputError(str(error)) from error
+    row: dict[str, Any] = {"schema": "cftdiag.cache/1", "path": str(path), "refused": None}
+    try:
+        head, _ = artifacts.read(path)
+    except artifacts.Unusable as error:
+        return row | {"refused": str(error)}
+    differs = head.differs(artifacts.fingerprint(_device(head.fingerprint.get("devices"))))
+    return row | {
+        **dataclasses.asdict(head),
+        "differs": {name: list(pair) for name, pair in differs.items()},
+        "hits": not differs,
+    }
+
+
+def _device(wanted: str | None) -> str | None:
+    """The accelerator here; asked for only where the file was made for one."""
+    if wanted is None:
+        return None
+    import torch
+
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else None

@@ -14,6 +14,7 @@ import json
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
@@ -96,8 +97,10 @@ def check_one(
     return row
 
 
-def table(rows: Sequence[dict[str, Any]]) -> str:
-    """The Markdown page."""
+def table(rows: Sequence[dict[str, Any]], details: str) -> str:
+    """The Markdown page: a line for each family of models and each attention's outcome in it. ``details`` is the
+    file that holds every check.
+    """
     order = {entry.name: i for i, entry in enumerate(catalogue.entries())}
     rows = sorted(rows, key=lambda r: (order.get(r["model"], len(order)), r["attn"]))
     current = versions()
@@ -107,36 +110,42 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         f"Written by `make catalogue` (torch {current['torch']}, transformers {current['transformers']}, cftdiag {current['cftdiag']}):"
         " training step, bfloat16, batch 1, lengths 512, 640, 777, 1024, `fullgraph=True, dynamic=True` per block, depth joint,"
         " on a CPU without weights. A check that did not end in its time is made again at depth trace (forward only).",
-        "Layers: the fewest that hold every kind of block. Compiles: graphs of the forward over the four lengths. Seconds: one check,"
-        " all its passes, on a shared machine of two cores.",
+        "Layers: the fewest that hold every kind of block. In brackets: graphs of the forward over the four lengths, and the"
+        f" causes at warning or above. Each check, with its blocks and seconds: [{details}]({details}).",
         "",
         f"{len(rows)} of {len(catalogue.entries()) * len(ATTENTIONS)} checks are done; the command goes on with the others.",
         "",
-        "| model | type | kinds of block | attention | verdict | compiles | causes or reason | seconds |",
-        "|---|---|---|---|---|---|---|---|",
+        "| family | models | " + " | ".join(ATTENTIONS) + " |",
+        "|---|---|" + "---|" * len(ATTENTIONS),
     ]
+    families: dict[str, list[dict[str, Any]]] = {}
+    types = {r["model"]: r["model_type"] for r in rows if r.get("model_type")}
     for r in rows:
-        kinds = ", ".join(f"{n} x {k}" for k, n in r["kinds"].items()) or "-"
-        why = ", ".join(r["causes"]) or r["reason"].replace("|", "/") or "-"
-        compiles = "-" if r["compiles"] is None else r["compiles"]
-        verdict = f"{r['verdict']}; at depth trace: {r['at_trace']}" if r.get("at_trace") else r["verdict"]
-        cells = (
-            r["model"],
-            r.get("model_type") or "-",
-            kinds,
-            r["attn"],
-            verdict,
-            compiles,
-            why,
-            r["seconds"],
-        )
-        lines.append("| " + " | ".join(map(str, cells)) + " |")
-    counts: dict[tuple[str, str], int] = {}
-    for r in rows:
-        counts[r["attn"], r["verdict"]] = counts.get((r["attn"], r["verdict"]), 0) + 1
+        families.setdefault(types.get(r["model"], r["model"]), []).append(r)
+    for family, members in families.items():
+        models = list(dict.fromkeys(r["model"] for r in members))
+        name = models[0] if len(models) == 1 else f"{len(models)}, from {models[0]}"
+        cells = [_outcomes([r for r in members if r["attn"] == attn]) for attn in ATTENTIONS]
+        lines.append(f"| {family} | {name} | " + " | ".join(cells) + " |")
+    counts = Counter((r["attn"], r["verdict"]) for r in rows)
     lines += ["", "| attention | verdict | models |", "|---|---|---|"]
     lines += [f"| {attn} | {verdict} | {n} |" for (attn, verdict), n in sorted(counts.items())]
     return "\n".join(lines) + "\n"
+
+
+def _outcomes(rows: Sequence[dict[str, Any]]) -> str:
+    """What became of a family under one attention; several outcomes with how many models had each."""
+    found = Counter(map(_outcome, rows))
+    if len(found) == 1:
+        return next(iter(found))
+    return "; ".join(f"{n} x {outcome}" for outcome, n in found.most_common()) or "-"
+
+
+def _outcome(row: dict[str, Any]) -> str:
+    verdict = f"{row['verdict']}, at depth trace {row['at_trace']}" if row.get("at_trace") else row["verdict"]
+    compiles = [] if row["compiles"] is None else [str(row["compiles"])]
+    why = [*compiles, *row["causes"]] if row["causes"] or not row["reason"] else [*compiles, row["reason"]]
+    return f"{verdict} ({', '.join(why)})".replace("|", "/") if why else verdict
 
 
 def main() -> None:
@@ -175,8 +184,10 @@ def main() -> None:
     with ThreadPoolExecutor(options.jobs) as pool:
         list(pool.map(one, todo))
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(table(list(rows.values())))
-    print(f"wrote {options.out}", file=sys.stderr)
+    details = options.out.with_suffix(".jsonl")
+    details.write_text("".join(json.dumps(row) + "\n" for row in rows.values()))
+    options.out.write_text(table(list(rows.values()), details.name))
+    print(f"wrote {options.out} and {details}", file=sys.stderr)
 
 
 if __name__ == "__main__":

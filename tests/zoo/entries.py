@@ -79,8 +79,8 @@ class Entry:
 
     @property
     def dynamic(self) -> str:
-        """``dynamic`` of the compile: torch's default, or True for one class of three."""
-        return "true" if self.number // 12 % 3 == 0 else "auto"
+        """``dynamic`` of the compile: True, or torch's default for one class of three."""
+        return "auto" if self.number // 12 % 3 == 0 else "true"
 
 
 def entries() -> list[Entry]:

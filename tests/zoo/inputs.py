@@ -14,10 +14,10 @@ IGNORE = -100
 #: Schedules of (rows, length, padded) by step: several lengths, padding, a last partial batch, one row, in
 #: different orders. A class gets one by its number.
 SCHEDULES: tuple[tuple[tuple[int, int, bool], ...], ...] = (
-    ((3, 24, False), (3, 37, True), (3, 29, False), (2, 41, True), (1, 19, False)),
-    ((3, 37, True), (3, 24, True), (3, 37, True), (3, 53, False), (2, 24, True)),
-    ((1, 24, False), (3, 31, True), (3, 24, False), (3, 45, True)),
-    ((2, 40, False), (2, 24, False), (2, 33, True), (1, 40, False)),
+    ((3, 24, False), (3, 37, True), (2, 41, True), (1, 19, False)),
+    ((3, 37, True), (3, 24, True), (3, 53, False), (2, 24, True)),
+    ((1, 24, False), (3, 31, True), (3, 24, False)),
+    ((2, 40, False), (2, 33, True), (1, 40, False)),
 )
 #: Names of labels, and of what is learned beside them.
 _CLASSES = ("SEQUENCE_CLASSIFICATION", "IMAGE_CLASSIFICATION", "VIDEO_CLASSIFICATION", "AUDIO_CLASSIFICATION")

@@ -12,7 +12,9 @@ def as_check(run: Mapping[str, Any]) -> dict[str, Any]:
     """The same findings, blocks and compiles as a dict like ``cftdiag.check/1``; depth is ``run``."""
     recompiled = {(r["rank"], r["compile_id"], r["step"]): r["cause"] for r in run["recompiles"]}
     forward = [
-        c for c in run["compiles"] if c.get("region") != "backward" and c.get("status") in ("ok", None)
+        c
+        for c in run["compiles"]
+        if c.get("region") != "backward" and c.get("status") in ("ok", None) and c.get("graphs") != 0
     ]
     compiles = [
         {

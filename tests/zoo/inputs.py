@@ -105,6 +105,10 @@ class Inputs:
             batch |= self._text(rows, length, padded)
         if self.form.media:
             batch |= self._media(rows, length)
+        if "past_values" in taken:
+            batch |= self._series(rows)
+        if "bbox" in taken:
+            batch["bbox"] = torch.tensor([1, 2, 5, 8]).repeat(*batch["input_ids"].shape, 1)
         if "bool_masked_pos" in taken and self.task == "MASKED_IMAGE_MODELING":
             batch |= self._masked_patches(rows)
         if self.form.decoder:
@@ -190,6 +194,14 @@ class Inputs:
         samples = 320 * length
         wave = self._noise(rows, samples)
         return {"input_values": wave[:, None] if form == "wave channel" else wave}
+
+    def _series(self, rows: int) -> dict[str, torch.Tensor]:
+        """Past and future of a time series."""
+        channels = _first_int((self.config,), "num_input_channels", 1)
+        past = self._noise(rows, _first_int((self.config,), "context_length", 32), channels)
+        future = self._noise(rows, _first_int((self.config,), "prediction_length", 8), channels)
+        names = [n for n in ("future_values", "target_values") if n in self.parameters]
+        return {"past_values": past, **dict.fromkeys(names, future)}
 
     def _picture(self) -> tuple[int, int, int]:
         vision = self._vision()

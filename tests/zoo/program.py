@@ -94,7 +94,9 @@ def seed_everything() -> None:
 
 
 def _config_class(entry: Entry) -> Any:
-    return transformers.models.auto.configuration_auto.CONFIG_MAPPING[entry.model_type]
+    """The class's own, which can be a part of what its model type names."""
+    own = getattr(getattr(transformers, entry.cls), "config_class", None)
+    return own or transformers.models.auto.configuration_auto.CONFIG_MAPPING[entry.model_type]
 
 
 def _model(entry: Entry, overrides: Mapping[str, Any]) -> Any:

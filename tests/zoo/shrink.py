@@ -1,9 +1,9 @@
 """Small configurations of any architecture: what to pass to a configuration class so that its model is tiny.
 
-Fields are known by what their names mean across transformers, never by model. Three ways are tried in turn
+Fields are known by what their names mean across transformers, never by model. Four ways are tried in turn
 (:data:`WAYS`), until the model is built and trains: widths and heads divided by one number, so that
-head dimensions and the ratios that configurations check stay; the same with images as large as published;
-only depth, vocabulary and experts cut.
+head dimensions and the ratios that configurations check stay; each part of a composite divided by its own number;
+images as large as published; only depth, vocabulary and experts cut.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-WAYS = ("narrow", "narrow, full images", "shallow")
+WAYS = ("narrow", "narrow apart", "narrow, full images", "shallow")
 VOCABULARY = 211
 MOST_LAYERS = 4
 
@@ -61,7 +61,7 @@ class Shrunk:
         if not by:
             parts = list(_parts(config))
             shared = self._division(parts)
-            by = shared if shared > 1 or len(parts) == 1 else 0
+            by = shared if shared > 1 and self.way != "narrow apart" or len(parts) == 1 else 0
         changed: dict[str, Any] = {}
         kept, total = _kept_layers(own)
         divide = by or self._division([own])
@@ -100,7 +100,7 @@ class Shrunk:
             return min(value, len(kept) if value == total else 2)
         if self.way == "shallow":
             return None
-        if _IMAGE.search(name) and self.way == "narrow":
+        if _IMAGE.search(name) and self.way in ("narrow", "narrow apart"):
             return _image(value)
         if _HEADS.search(name):
             return max(1, value // by)
@@ -113,7 +113,7 @@ class Shrunk:
             return [min(v, 2) for v in value]
         if self.way != "shallow" and _CONVOLUTIONS.search(name):
             return [min(v, 32) for v in value]
-        if self.way == "narrow" and _IMAGE.search(name):
+        if self.way in ("narrow", "narrow apart") and _IMAGE.search(name):
             return [_image(v) for v in value]
         return None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import linecache
 from collections.abc import Iterable, Mapping
 from itertools import combinations, zip_longest
 from pathlib import Path
@@ -33,7 +34,7 @@ class Call:
     def text(self) -> str:
         """``allreduce of 4 elements (train.py:12)``."""
         place = f" ({Path(self.file).name}:{self.line})" if self.file else ""
-        size = f" of {self.elements} elements" if self.elements else ""
+        size = f" of {self.elements} element{'s' * (self.elements != 1)}" if self.elements else ""
         return f"{self.operator}{size}{place}"
 
 
@@ -48,6 +49,10 @@ def read(path: Path) -> tuple[Call, ...]:
     except (OSError, ValueError):
         pass
     return tuple(calls)
+
+
+def _code(call: Call) -> str | None:
+    return (linecache.getline(call.file, call.line).strip() or None) if call.file and call.line else None
 
 
 def divergence(calls: Mapping[int, Iterable[Call]], *, ended: bool = True) -> Finding | None:
@@ -79,7 +84,7 @@ def divergence(calls: Mapping[int, Iterable[Call]], *, ended: bool = True) -> Fi
         kind="error",
         cause=CAUSE,
         severity="error",
-        where=Where(file=first.file, line=first.line),
+        where=Where(file=first.file, line=first.line, code=_code(first)),
         steps=(step,),
         evidence=(f"step {step}: {words}",),
         explanation=(

@@ -397,7 +397,7 @@ def with_blame(rehearsed: Rehearsed, options: ScriptOptions, progress: Progress)
     """
     outcome = rehearsed.first.outcome
     fault = outcome.fault if outcome is not None else None
-    known = fault is None or fault.compile or fault.error in _OWN_FAULTS
+    known = fault is None or fault.compile or fault.error in _OWN_FAULTS or confined(outcome)
     if known or rehearsed.first.timed_out or options.weights or rehearsed.steps >= PLAIN_STEPS:
         return rehearsed
     progress(ProgressEvent(phase="prove", text="whether the script fails by itself"))
@@ -457,6 +457,8 @@ def judge_ends(rehearsed: Rehearsed, options: ScriptOptions) -> None:
                 f"the script imports {package}, which its interpreter has not; install it there: its kernels are not run, and "
                 "no GPU is needed"
             )
+        if confined(outcome):
+            raise EnvironmentUnfit(f"{text}{CONFINED}")
         if fault.error in _OWN_FAULTS:
             raise InputError(f"{text}; mend the command")
         blame = rehearsed.blame
@@ -481,6 +483,17 @@ def judge_ends(rehearsed: Rehearsed, options: ScriptOptions) -> None:
     )
 
 
+def confined(outcome: Outcome | None) -> bool:
+    """Whether a failure may come of writes that a rehearsal does not let through: of native code, and of programs
+    that the script starts.
+    """
+    error = outcome.fault.error if outcome is not None and outcome.fault is not None else ""
+    missed = error in ("FileNotFoundError", "CalledProcessError", "NotADirectoryError")
+    return error == "PermissionError" or (missed and outcome is not None and bool(outcome.programs))
+
+
+#: End of a sentence that tells a failure by what a rehearsal does not let through.
+CONFINED = "; native code, and programs that the script starts, may write to its scratch folder alone, which may be why"
 #: End of a sentence that tells a failure of which no more is known.
 UNKNOWN = "; not known whether it fails outside the rehearsal too"
 #: Exceptions that a rehearsal does not cause.

@@ -11,7 +11,7 @@ from typing import Any
 from cftdiag.check import script_plan
 from cftdiag.check.make_report import environment
 from cftdiag.check.report import BlockResult, CheckReport
-from cftdiag.check.script import UNKNOWN, RankEnd, Rehearsed, ScriptOptions
+from cftdiag.check.script import CONFINED, UNKNOWN, RankEnd, Rehearsed, ScriptOptions, confined
 from cftdiag.error_text import shorten
 from cftdiag.findings import Finding, verdict
 from cftdiag.monitor.alarms import NOT_REACHED
@@ -119,6 +119,8 @@ def _notes(rehearsed: Rehearsed, options: ScriptOptions, *, compiled: bool) -> I
             unknown = ""
             if fault is not None and not fault.compile:
                 unknown = UNKNOWN if rehearsed.blame is None else rehearsed.blame.text()
+                if confined(end.outcome):
+                    unknown = CONFINED
             yield f"{who} made {steps} of {options.steps} steps: {ended(end, options)}{unknown}"
     if not compiled and not any(f.cause == NOT_REACHED for f in rehearsed.findings):
         yield "nothing was compiled: the script made its steps without torch.compile"

@@ -10,6 +10,7 @@ import sys
 import traceback
 from pathlib import Path
 from types import ModuleType, TracebackType
+from typing import Any
 
 from cftdiag.error_text import shorten
 from cftdiag.rehearse import confine, file_calls, native_files, trackers
@@ -61,6 +62,7 @@ class _Process:
     def __init__(self, settings: Rehearsal) -> None:
         self.settings = settings
         self.fault: Fault | None = None
+        self.programs: dict[str, None] = {}
         self.pid = os.getpid()
         # exec keeps the process id: a script that re-executes itself stays the rank
         self.is_rank = os.environ.setdefault(_RANK_PROCESS, str(self.pid)) == str(self.pid)
@@ -68,6 +70,7 @@ class _Process:
             self._before = sys.excepthook
             sys.excepthook = self._failed
             atexit.register(self._ended)
+            sys.addaudithook(self._audited)
             # a rehearsal that runs out of time ends like a script that leaves by itself: what it knows is told
             signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
 
@@ -82,6 +85,16 @@ class _Process:
             print(f"cftdiag: cannot rehearse ({type(error).__name__}: {error})", file=sys.stderr)
             sys.stderr.flush()
             os._exit(86)
+
+    def _audited(self, event: str, details: tuple[Any, ...]) -> None:
+        if event == "subprocess.Popen":
+            name = os.path.basename(os.fsdecode(details[0] or ""))
+        elif event == "os.system":
+            name = os.fsdecode(details[0]).partition(" ")[0]
+        else:
+            return
+        if not name.startswith("python"):
+            self.programs.setdefault(name)
 
     def _failed(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         self.fault = fault_of(error)
@@ -102,9 +115,9 @@ class _Process:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
         import dataclasses
 
-        dataclasses.replace(outcome, undetermined=tuple(notes), peak_rss_gb=peak).write(
-            self.settings.outcome_file
-        )
+        dataclasses.replace(
+            outcome, undetermined=tuple(notes), peak_rss_gb=peak, programs=tuple(self.programs)
+        ).write(self.settings.outcome_file)
 
 
 def fault_of(error: BaseException) -> Fault:

@@ -46,7 +46,7 @@ def install(settings: Rehearsal) -> Alias | None:
     alias = Alias(device, local)
     _answers(alias, device, settings.local_world_size, local)
     _map_autocast_state(alias)
-    _map_classes()
+    _map_classes(alias)
     hide_mode(Alias)
     map_graph_arguments(alias.in_graph)
     answer_devices(alias.answered)
@@ -381,12 +381,12 @@ def _map_autocast_state(alias: Alias) -> None:
     _replace(torch, "get_autocast_dtype", get_autocast_dtype, alias)
 
 
-def _map_classes() -> None:
+def _map_classes(alias: Alias) -> None:
     from torch.amp import autocast_mode, grad_scaler
 
     _map_autocast(autocast_mode.autocast)
     _first_argument(grad_scaler.GradScaler, "device", "cuda")
-    _first_argument(DeviceContext)
+    _first_argument(DeviceContext, alias=alias)
     if not torch.distributed.is_available():
         return
     from torch.distributed import device_mesh, fsdp
@@ -397,7 +397,9 @@ def _map_classes() -> None:
 
     @functools.wraps(real)
     def init_device_mesh(device_type: Any, *args: Any, **kwargs: Any) -> Any:
-        return real("cpu" if is_cuda(device_type) else device_type, *args, **kwargs)
+        if is_cuda(device_type):
+            alias.asked, device_type = True, "cpu"
+        return real(device_type, *args, **kwargs)
 
     device_mesh.init_device_mesh = init_device_mesh
     torch.distributed.init_device_mesh = init_device_mesh  # type: ignore[attr-defined]
@@ -423,14 +425,18 @@ def _map_autocast(cls: Any) -> None:
     cls.__init__ = initialise
 
 
-def _first_argument(cls: Any, keyword: str | None = None, default: str | None = None) -> None:
-    """Map the device that a class takes first, or by keyword."""
+def _first_argument(
+    cls: Any, keyword: str | None = None, default: str | None = None, alias: Alias | None = None
+) -> None:
+    """Map the device that a class takes first, or by keyword. ``alias``: it puts tensors there."""
     real = cls.__init__
 
     @functools.wraps(real)
     def initialise(self: Any, *args: Any, **kwargs: Any) -> None:
         if default is not None and not args and keyword not in kwargs:
             args = (default,)
+        if alias is not None and (is_cuda(args[0]) if args else is_cuda(kwargs.get("device"))):
+            alias.asked = True
         if args and is_cuda(args[0]):
             args = ("cpu", *args[1:])
         for name in ("device", "device_type"):

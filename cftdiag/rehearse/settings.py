@@ -127,6 +127,8 @@ class Outcome:
     """Whether Python read values that nobody computed, and so may have ended the script by one."""
     stood_in: tuple[str, ...] = ()
     """What was not there and was answered for: ``CUDA``, ``other ranks``, ``kernels``."""
+    programs: tuple[str, ...] = ()
+    """Programs other than Python that the script has started: they write to its scratch folder alone."""
     undetermined: tuple[str, ...] = ()
     peak_rss_gb: float | None = None
 
@@ -144,7 +146,8 @@ class Outcome:
         fault = data.pop("fault")
         data["eager"] = tuple(EagerShare(**share) for share in data["eager"])
         data["undetermined"] = tuple(data["undetermined"])
-        data["applied"], data["stood_in"] = tuple(data["applied"]), tuple(data["stood_in"])
+        for name in ("applied", "stood_in", "programs"):
+            data[name] = tuple(data[name])
         data["members"] = tuple((str(name), str(cls)) for name, cls in data["members"])
         return cls(**data, fault=None if fault is None else Fault(**fault))
 

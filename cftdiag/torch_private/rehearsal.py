@@ -81,8 +81,8 @@ def hide_mode(mode: type) -> None:
         modes = list(py_stack)
         others = [m for m in modes if type(m) is not mode]
         real(self, others, *args, **kwargs)
-        # where the others lie on the real stack, above the hidden one
-        stack.offset += len(modes) - len(others)
+        # where the others lie on the real stack: above the hidden one, but for a default device, which is lowest
+        stack.offset += modes.index(others[0]) if others else 0
 
     _replace(_MODES, initialise)
 

@@ -48,3 +48,32 @@ def test_dynamo_sees_no_mode_and_names_of_devices_that_are_here(warm: Warm) -> N
         assert broken(x).tolist() == [2.0, 4.0, 6.0]
     """
     warm.run(program)
+
+
+def test_default_device_is_answered_for_inside_too(warm: Warm) -> None:
+    program = """
+    import torch
+    from cftdiag.rehearse import cuda_alias
+    from cftdiag.rehearse.settings import Rehearsal
+
+    cuda_alias.install(Rehearsal(run_dir="", scratch="", device="h200"))
+    torch.set_default_device("cuda")
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    @torch.compile(backend=backend, fullgraph=True)
+    def step(x):
+        positions = torch.arange(x.shape[0])
+        assert positions.is_cuda
+        return x + positions
+
+    x = torch.ones(3)
+    assert x.is_cuda
+    for _ in range(2):
+        assert step(x).tolist() == [1.0, 2.0, 3.0]
+    assert len(graphs) == 1
+    """
+    warm.run(program)

@@ -86,7 +86,7 @@ def test_fsdp1_ranks_that_part_in_their_collectives_are_told(tmp_path: Path) -> 
     assert data["script"]["steps"] == 3
     (parted,) = (f for f in data["findings"] if f["cause"] == "rank_divergent_recompile")
     assert (parted["severity"], parted["steps"]) == ("error", [3])
-    assert "while rank 1 calls allreduce of 1 elements (fsdp1.py:" in parted["explanation"]
+    assert "while rank 1 calls allreduce of 1 element (fsdp1.py:" in parted["explanation"]
 
 
 @pytest.mark.slow

@@ -140,6 +140,30 @@ def test_command_that_makes_no_step_is_one_line(
         judge_ends(dataclasses.replace(nothing, ends=ends), OPTIONS)
 
 
+@pytest.mark.parametrize(
+    ("fault", "programs", "kind", "part"),
+    [
+        (Fault(error="FileNotFoundError", message="out"), (), InputError, "mend the command"),
+        (Fault(error="FileNotFoundError", message="out"), ("mkdir",), EnvironmentUnfit, "scratch folder alone"),
+        (Fault(error="PermissionError", message="out"), (), EnvironmentUnfit, "scratch folder alone"),
+        (Fault(error="ModuleNotFoundError", message="no", missing="xformers.ops"), (), EnvironmentUnfit, "imports xformers"),
+        (Fault(error="ModuleNotFoundError", message="no", missing="mine"), (), InputError, "mend the command"),
+    ],
+)  # fmt: skip
+def test_failure_of_the_surroundings_is_not_laid_on_the_script(
+    fault: Fault, programs: tuple[str, ...], kind: type[CheckError], part: str
+) -> None:
+    outcome = Outcome(torch="2.13.0", fault=fault, programs=programs)
+    with pytest.raises(kind, match=part):
+        judge_ends(rehearsed(steps=0, outcome=outcome, code=1), OPTIONS)
+
+
+def test_script_that_compiles_and_never_trains_is_one_line() -> None:
+    compiles = rehearsed(compiled("layers.0", 0, "0/0"), steps=0, outcome=Outcome(torch="2.13.0"))
+    with pytest.raises(InputError, match="without an optimizer step"):
+        judge_ends(compiles, OPTIONS)
+
+
 def test_options_that_exclude_one_another(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="drop --weights or --target"):
         ScriptOptions(command=("python",), weights=True, target="h200")

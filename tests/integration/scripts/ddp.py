@@ -8,9 +8,20 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Linear(16, 32)
+        self.down = nn.Linear(32, 4)
+
+    def forward(self, rows):
+        return self.down(nn.functional.gelu(self.up(rows)))
+
+
 dist.init_process_group("gloo")
 torch.manual_seed(0)
-model = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 4))
+model = Model()
 wrapped = torch.compile(DistributedDataParallel(model), backend=os.environ.get("BACKEND", "inductor"))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 data = TensorDataset(torch.ones(22, 16))

@@ -188,7 +188,10 @@ class _Form:
         if self.never or any(self.low[x] > self.high[x] for x in self.low):
             return (NEVER,)
         texts = [text for x in (self.B, self.S) for text in self.written(x)]
-        for relation in self.rest:
+        kept = _tightest(self.rest)
+        if kept is None:
+            return (NEVER,)
+        for relation in kept:
             settled = self.settled(relation)
             if settled is False:
                 return (NEVER,)
@@ -229,6 +232,36 @@ class _Form:
         if high >= _UNBOUNDED:
             high = math.inf
         return _decided(relation.rel_op, low, high, relation.rhs)
+
+
+def _tightest(relations: Sequence[Any]) -> list[Any] | None:
+    """Of the relations ``polynomial op number`` of one polynomial, the highest lower bound and the lowest upper
+    bound; None where they leave nothing. The order stays. Of what need not be whole all stay.
+    """
+    bounding = ("<", "<=", ">", ">=", "==")
+    ends: dict[Any, dict[str, tuple[Any, int]]] = {}
+    for at, relation in enumerate(relations):
+        op = getattr(relation, "rel_op", None)
+        if op not in bounding or not relation.rhs.is_number or not relation.lhs.is_integer:
+            continue
+        low = math.floor(relation.rhs) + 1 if op == ">" else math.ceil(relation.rhs)
+        high = math.ceil(relation.rhs) - 1 if op == "<" else math.floor(relation.rhs)
+        side = ends.setdefault(relation.lhs, {})
+        if op in (">", ">=", "==") and ("low" not in side or low > side["low"][0]):
+            side["low"] = low, at
+        if op in ("<", "<=", "==") and ("high" not in side or high < side["high"][0]):
+            side["high"] = high, at
+    if any(s["low"][0] > s["high"][0] for s in ends.values() if len(s) == 2):
+        return None
+    kept = {at for side in ends.values() for _, at in side.values()}
+    return [
+        r
+        for at, r in enumerate(relations)
+        if at in kept
+        or getattr(r, "rel_op", None) not in bounding
+        or not r.rhs.is_number
+        or not r.lhs.is_integer
+    ]
 
 
 def _decided(op: str, low: Any, high: Any, n: Any) -> bool | None:

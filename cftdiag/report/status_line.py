@@ -122,7 +122,7 @@ def words(event: ProgressEvent) -> str:
     if not doing and event.phase == "build":
         doing = "building the model"
     elif not doing and event.phase in ("step", "compile"):
-        doing = f"step {event.step} of {event.of}" if event.of else f"step {event.step}"
+        doing = f"step {min(event.step, event.of)} of {event.of}" if event.of else f"step {event.step}"
         if event.length is not None:
             doing += f", length {event.length}"
         if event.phase == "compile":

@@ -68,6 +68,10 @@ def condition(*guards: str) -> Condition:
         (["3*L['x'].size()[1] == 10"], ["False"]),
         (["L['x'].size()[1] <= 512", "L['x'].size()[0] <= 4", "L['n'] <= 2048"], ["B <= 4", "S <= 512"]),
         (["not (L['x'].size()[1] % 8 == 0)"], ["S % 8 != 0"]),
+        (["L['n'] >= 1280", "L['n'] >= 8"], ["B*S >= 1280"]),
+        (["L['n'] < 1280", "2*L['n'] < 3000", "L['n'] > 7", "L['n'] >= 8"], ["B*S < 1280", "B*S > 7"]),
+        (["L['n'] >= 1280", "L['n'] < 1280"], ["False"]),
+        (["L['n'] == 24", "L['n'] <= 100"], ["B*S == 24"]),
     ],
 )
 def test_written_bounds(guards: list[str], bounds: list[str]) -> None:

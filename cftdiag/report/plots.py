@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from cftdiag.escape import escaped
 
 #: Colours that stay apart for most kinds of colour blindness (Okabe and Ito, 2008).
 _COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999")
+#: Forms, for those who see no colours.
+_MARKERS = ("o", "s", "^", "D", "v", "P", "p", "h")
 _EAGER = "#000000"
 #: Batch sizes up to which each has a band of its own.
 _BANDS = 12
@@ -20,9 +25,9 @@ _NAMED = 12
 def regime_figure(forecast: Mapping[str, Any]) -> Any:
     """The map of ``CheckReport.forecast`` as a matplotlib figure.
 
-    Above: each shape of the data at (length, batch size), coloured by its regime, areas by visits,
-    representatives marked; below: tokens forwarded by length. Raises ``ValueError`` for a forecast without a
-    regime map.
+    Above: each shape of the data at (length, batch size), its colour and form by its regime, its size by visits, on
+    the areas in which each regime's bounds hold; representatives marked. Below: tokens forwarded by length.
+    Raises ``ValueError`` for a forecast without a regime map.
     """
     points = forecast.get("points")
     if not points:
@@ -34,29 +39,32 @@ def regime_figure(forecast: Mapping[str, Any]) -> Any:
     regimes = list(forecast.get("regimes") or ())
     place = _Places(points, regimes)
     shared = set.intersection(*(set(r["bounds"]) for r in regimes)) if len(regimes) > 1 else set()
+    _areas(upper, regimes, place)
     for i, regime in enumerate(regimes):
         own = [p for p in points if p[0] == regime["id"]]
-        label = _label(regime, shared) if i < _NAMED else None
         upper.scatter(
-            *place(own, i),
+            *place(own),
             s=place.areas(own),
             color=_COLOURS[i % len(_COLOURS)],
-            alpha=0.75,
-            label=label,
-            linewidths=0,
+            marker=_MARKERS[i % len(_MARKERS)],
+            label=_label(regime, shared) if i < _NAMED else None,
+            edgecolors="white",
+            linewidths=0.6,
+            zorder=2,
         )
     eager = [p for p in points if p[0] is None]
     if eager:
         upper.scatter(
-            *place(eager, len(regimes)),
+            *place(eager),
             s=place.areas(eager),
             color=_EAGER,
             marker="x",
             label="no graph: eager or not foreseen",
+            zorder=2,
         )
     for i, regime in enumerate(regimes):
         shown = regime["representative"]
-        where = place([[regime["id"], shown["batch_size"], shown["length"], 1]], i)
+        where = place([[regime["id"], shown["batch_size"], shown["length"], 1]])
         upper.scatter(
             *where, marker="+", s=120, color="black", label=None if i else "warm with this", zorder=3
         )
@@ -115,34 +123,78 @@ def _label(regime: Mapping[str, Any], shared: Set[str]) -> str:
     """A regime by its bounds, without those of all regimes, which tell nothing apart."""
     own = [bound for bound in regime["bounds"] if bound not in shared]
     bounds = ", ".join(own or regime["bounds"]) or "any shape"
-    if len(bounds) > 60:
-        bounds = bounds[:57] + "..."
     variants = [v for v in regime.get("variants", ()) if v]
     text = (
         f"{regime['id']}: {bounds}"
         + (f" ({', '.join(variants)})" if variants else "")
         + f" - {regime['visits']:,}x"
     )
-    return escaped(text).replace("$", r"\$")  # no mathematics to Matplotlib
+    # long bounds go on in a second line: cut, they would not tell regimes apart
+    return "\n".join(textwrap.wrap(escaped(text), 64)).replace("$", r"\$")  # no mathematics to Matplotlib
+
+
+def _areas(axes: Any, regimes: Sequence[Mapping[str, Any]], place: _Places) -> None:
+    """Shade where each regime is the only one whose bounds hold. Bounds on remainders make stripes too fine to
+    draw: regimes that only these part stay unshaded.
+    """
+    from cftdiag.forecast.bounds import read
+
+    try:
+        conditions = [read([b for b in r["bounds"] if "%" not in b]) for r in regimes]
+    except (ValueError, TypeError):
+        return  # a text that is no condition: the shapes tell what there is
+    lengths = np.unique(np.linspace(1, place.longest * 1.05 + 1, 800).astype(int))
+    for size, low, height in place.rows():
+        held = np.array([np.broadcast_to(c.holds(size, lengths), lengths.shape) for c in conditions])
+        # the first regime whose bounds hold, where they differ from those of all others
+        alone = held.sum(axis=0) == 1
+        which = np.where(alone, held.argmax(axis=0), -1)
+        starts = np.flatnonzero(np.diff(which, prepend=-2))
+        for start, end in zip(starts, [*starts[1:], len(which)], strict=True):
+            if which[start] >= 0:
+                last = lengths[min(end, len(lengths) - 1)]
+                axes.broken_barh(
+                    [(lengths[start], last - lengths[start])],
+                    (low, height),
+                    color=_COLOURS[which[start] % len(_COLOURS)],
+                    alpha=0.18,
+                    linewidth=0,
+                    zorder=0,
+                )
 
 
 class _Places:
-    """Where shapes are drawn: few batch sizes are bands in which each regime has a line of its own, so that
-    no regime hides another.
+    """Where shapes are drawn: few batch sizes are bands. Shapes of one size and length in several regimes, which
+    differ in more than their shape, stand above one another.
     """
 
     def __init__(self, points: Sequence[Sequence[Any]], regimes: Sequence[Mapping[str, Any]]) -> None:
         self.sizes = sorted({p[1] for p in points} | {r["representative"]["batch_size"] for r in regimes})
-        self.lanes = len(regimes) + any(p[0] is None for p in points)
         self.most = max(p[3] for p in points)
+        self.longest = max(p[2] for p in points)
         self.banded = len(self.sizes) <= _BANDS
+        self._sharing: dict[tuple[int, int], list[Any]] = {}
+        for p in points:
+            self._sharing.setdefault((p[1], p[2]), []).append(p[0])
 
-    def __call__(self, points: Sequence[Sequence[Any]], lane: int) -> tuple[list[int], list[float]]:
-        """(lengths, heights) of the shapes of one regime."""
-        offset = 0.7 * ((lane + 0.5) / self.lanes - 0.5)
-        return [p[2] for p in points], [
-            self.sizes.index(p[1]) - offset if self.banded else float(p[1]) for p in points
-        ]
+    def __call__(self, points: Sequence[Sequence[Any]]) -> tuple[list[int], list[float]]:
+        """(lengths, heights) of shapes."""
+        return [p[2] for p in points], [self._height(p) for p in points]
+
+    def _height(self, point: Sequence[Any]) -> float:
+        base = self.sizes.index(point[1]) if self.banded else float(point[1])
+        sharing = self._sharing.get((point[1], point[2]), [])
+        if len(sharing) < 2 or point[0] not in sharing or not self.banded:
+            return base
+        return base + 0.5 * ((sharing.index(point[0]) + 0.5) / len(sharing) - 0.5)
+
+    def rows(self) -> list[tuple[int, float, float]]:
+        """(batch size, lower edge, height) of the rows that areas are drawn in."""
+        if self.banded:
+            return [(size, i - 0.45, 0.9) for i, size in enumerate(self.sizes)]
+        sizes = np.unique(np.linspace(self.sizes[0], self.sizes[-1], 60).astype(int))
+        heights = np.diff(sizes, append=sizes[-1] + 1)
+        return [(int(s), float(s) - 0.5, float(h)) for s, h in zip(sizes, heights, strict=True)]
 
     def areas(self, points: Sequence[Sequence[Any]]) -> list[float]:
         """Square points, by visits."""

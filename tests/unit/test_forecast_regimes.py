@@ -7,6 +7,7 @@ from __future__ import annotations
 import itertools
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -273,6 +274,38 @@ def test_figure(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match="cannot write plots"):
         save_plots(found, tmp_path / "file")
+
+
+def _map(bounds: dict[str, list[str]], points: list[list[object]]) -> Any:
+    one = swept([(1, 1.0)]).regimes[0]
+    regimes = [{**one, "id": name, "bounds": own} for name, own in bounds.items()]
+    return regime_figure({"points": points, "regimes": regimes, "compiles": 2, "limit_hit": None})
+
+
+def test_shapes_of_one_batch_size_stand_at_one_height_on_their_areas() -> None:
+    figure = _map(
+        {"r1": ["B*S < 1000"], "r2": ["B*S >= 1000"]},
+        [["r1", 2, 30, 4], ["r2", 2, 700, 4], ["r2", 1, 1500, 1]],
+    )
+    axes = figure.axes[0]
+    first, second = (c.get_offsets() for c in axes.collections if c.get_label().startswith(("r1", "r2")))
+    at_two = float(axes.get_yticks()[[t.get_text() for t in axes.get_yticklabels()].index("2")])
+    assert [float(y) for _, y in first] == [at_two] and at_two in [float(y) for _, y in second]
+    areas = [c for c in axes.collections if c.get_alpha() == 0.18]
+    spans = sorted(
+        p.get_extents().x1 for c in areas for p in c.get_paths() if p.get_extents().y0 > at_two - 0.5
+    )
+    assert any(495 <= end <= 505 for end in spans), "the bound B*S < 1000 ends at S = 500 for B = 2"
+
+
+def test_regimes_that_only_a_remainder_parts_have_no_area_and_one_shape_of_two_stands_twice() -> None:
+    figure = _map({"r1": ["S % 8 == 0"], "r2": ["S % 8 != 0"]}, [["r1", 2, 32, 1], ["r2", 2, 32, 1]])
+    axes = figure.axes[0]
+    assert [c for c in axes.collections if c.get_alpha() == 0.18] == []
+    heights = {
+        float(c.get_offsets()[0][1]) for c in axes.collections if c.get_label().startswith(("r1", "r2"))
+    }
+    assert len(heights) == 2
 
 
 def test_many_regimes_keep_the_legend_short() -> None:

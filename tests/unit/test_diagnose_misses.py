@@ -580,3 +580,37 @@ def test_recompiles_of_a_helper_compiled_after_a_break_are_its_evidence() -> Non
     found = the(diagnose([compiled(), broken, event], Context(blocks=BLOCKS)))
     assert found.kind == "graph_break"
     assert any("recompiles what follows the break" in line for line in found.evidence)
+
+
+SAYS = [
+    ("s.step == 0", {}, "`s.step` was 0 when the code was compiled."),
+    ("s.step == 0", {"actual": "1"}, "`s.step` was 0 when the code was compiled and is 1 now."),
+    ("s.mode == 'a'", {"actual": "'b'"}, "`s.mode` was 'a' when the code was compiled and is 'b' now."),
+    ("len(s.win) == 2", {}, "`s.win` has another length or other keys than when the code was compiled."),
+    (
+        "len(fn.__closure__[0].cell_contents) == 1",
+        {},
+        "`fn` carries something in its closure that was 1 long when the code was compiled.",
+    ),
+    (
+        "___check_obj_id(fn.__code__, 1405), type=<class 'code'>",
+        {},
+        "`fn` is another function than when the code was compiled.",
+    ),
+    (
+        "tensor 'x' rank mismatch. expected 2, actual 1",
+        {},
+        "`x` has 1 dimension here; the code was compiled for 2.",
+    ),
+    ("2 <= y.size()[0]", {}, "A dimension is 0 or 1: the guard `2 <= y.size()[0]` failed."),
+]
+
+
+@pytest.mark.parametrize(("expression", "values", "expected"), SAYS)
+def test_an_explanation_says_what_is_known_and_nothing_else(
+    expression: str, values: dict[str, str], expected: str
+) -> None:
+    event = missed(expression, arguments={"x": tensor(2, 6, 8)}, **values)
+    found = the(diagnose([compiled(), event], Context(blocks=BLOCKS)))
+    assert found.explanation == expected
+    assert "None" not in found.explanation and not any("<" in r.summary for r in found.remedies)

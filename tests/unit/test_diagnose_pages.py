@@ -116,7 +116,7 @@ argument attribute name dim expected actual guard added multiple limit more dyna
 logging_function reordered_function printer said hint inner applied subclass
 type message limit_note main_limit hook module step blocks eager compiled rel config rank code_name others count
 ops seconds block counts cache
-fixed layout meaning name_of_code
+fixed layout meaning name_of_code change setting
 """.split()
 
 

@@ -25,7 +25,7 @@ CAUSES = (
         kinds=RECOMPILES,
         remedies=(
             Remedy(
-                summary="Set {state} once before the first compiled call, the same for every call of the block."
+                summary="Set {setting} once before the first compiled call, the same for every call of the block."
             ),
         ),
     ),
@@ -41,5 +41,9 @@ def classify(miss: Miss) -> str | None:
 
 def changed(guard: Condition) -> str:
     """``autocast(cpu)_enabled`` of ``GLOBAL_STATE changed: autocast(cpu)_enabled``."""
-    names = str(guard.key).split()
-    return ", ".join(names) if names else "a function mode is active"
+    return ", ".join(str(guard.key).split()) or "another function mode is active"
+
+
+def setting(guard: Condition) -> str:
+    """What to set once: the names of what changed, or the function mode, for which torch has none."""
+    return ", ".join(str(guard.key).split()) or "the function mode"

@@ -27,7 +27,7 @@ _LIMIT = Remedy(
 CAUSES = (
     cause(
         "module_int_attr",
-        says="`{attribute}` was {expected} when the code was compiled and is {actual} now.",
+        says="`{attribute}` was {expected} when the code was compiled[ and is {actual} now].",
         kinds=RECOMPILES,
         remedies=(
             Remedy(
@@ -44,7 +44,7 @@ CAUSES = (
     ),
     cause(
         "module_float_attr",
-        says="`{attribute}` was {expected} when the code was compiled and is {actual} now.",
+        says="`{attribute}` was {expected} when the code was compiled[ and is {actual} now].",
         kinds=RECOMPILES,
         remedies=(
             Remedy(
@@ -55,7 +55,7 @@ CAUSES = (
     ),
     cause(
         "module_bool_attr",
-        says="`{attribute}` was {expected} when the code was compiled and is {actual} now.",
+        says="`{attribute}` was {expected} when the code was compiled[ and is {actual} now].",
         kinds=RECOMPILES,
         remedies=(
             Remedy(summary="Two variants are expected: run one step of each before the timed steps."),
@@ -66,7 +66,7 @@ CAUSES = (
     ),
     cause(
         "module_str_attr",
-        says="`{attribute}` was {expected} when the code was compiled and is {actual} now.",
+        says="`{attribute}` was {expected} when the code was compiled[ and is {actual} now].",
         kinds=RECOMPILES,
         remedies=(
             Remedy(summary="Decide what depends on {attribute} when the module is built."),
@@ -87,13 +87,13 @@ CAUSES = (
     ),
     cause(
         "per_layer_attr",
-        says="`{attribute}` is {expected} in the block that was compiled and {actual} in this one: one variant per value.",
+        says="`{attribute}` is {expected} in the block that was compiled[ and {actual} in this one]: one variant per value.",
         kinds=RECOMPILES,
         remedies=(_VARIANTS, _ISOLATE, _LIMIT),
     ),
     cause(
         "container_len",
-        says="`{attribute}` has another length or other keys than when the code was compiled ({expected} then, {actual} now).",
+        says="`{attribute}` has another length or other keys than when the code was compiled[ ({expected} then, {actual} now)].",
         kinds=RECOMPILES,
         remedies=(
             Remedy(
@@ -117,7 +117,7 @@ CAUSES = (
     ),
     cause(
         "training_flag",
-        says="`{attribute}` was {expected} when the code was compiled and is {actual} now.",
+        says="`{attribute}` was {expected} when the code was compiled[ and is {actual} now].",
         kinds=RECOMPILES,
         remedies=(
             Remedy(

@@ -11,7 +11,7 @@ from cftdiag.findings import Remedy
 CAUSES = (
     cause(
         "int_arg",
-        says="`{argument}` was {expected} when the code was compiled and is {actual} now.",
+        says="`{argument}` was {expected} when the code was compiled[ and is {actual} now].",
         kinds=RECOMPILES,
         remedies=(
             Remedy(
@@ -31,7 +31,7 @@ CAUSES = (
     ),
     cause(
         "closure_identity",
-        says="`{argument}` carries a value in its closure that was {expected} when the code was compiled and is {actual} now.",
+        says="`{argument}` {change}.",
         kinds=RECOMPILES,
         remedies=(
             Remedy(
@@ -87,7 +87,7 @@ CAUSES = (
     ),
     cause(
         "class_attr",
-        says="Class attribute `{attribute}` was {expected} when the code was compiled and is {actual} now.",
+        says="Class attribute `{attribute}` was {expected} when the code was compiled[ and is {actual} now].",
         kinds=RECOMPILES,
         remedies=(
             Remedy(summary="Hold {attribute} in a tensor and change it in place."),
@@ -96,7 +96,7 @@ CAUSES = (
     ),
     cause(
         "global_value",
-        says="Global `{attribute}` was {expected} when the code was compiled and is {actual} now.",
+        says="Global `{attribute}` was {expected} when the code was compiled[ and is {actual} now].",
         kinds=RECOMPILES,
         remedies=(
             Remedy(summary="Hold {attribute} in a tensor and change it in place."),
@@ -105,7 +105,7 @@ CAUSES = (
     ),
     cause(
         "optimizer_lr_float",
-        says="`{attribute}` was {expected} when the code was compiled and is {actual} now.",
+        says="`{attribute}` was {expected} when the code was compiled[ and is {actual} now].",
         kinds=RECOMPILES,
         remedies=(
             Remedy(

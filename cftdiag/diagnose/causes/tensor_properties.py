@@ -45,7 +45,7 @@ CAUSES = (
     ),
     cause(
         "rank_change",
-        says="`{argument}` has {actual} dimensions here; the code was compiled for {expected}.",
+        says="`{argument}` has {actual} here; the code was compiled for {expected}.",
         kinds=RECOMPILES,
         remedies=(
             Remedy(

@@ -121,6 +121,15 @@ def fill(template: Remedy, facts: Mapping[str, Any]) -> Remedy:
     return dataclasses.replace(template, summary=summary, change=None if change is _UNKNOWN else change)
 
 
+def sentence(template: str, facts: Mapping[str, Any]) -> str | None:
+    """A cause's sentence with a finding's facts. What is in brackets is left out where one of its facts is unknown;
+    None where another one is.
+    """
+    known = {k: v for k, v in facts.items() if v is not None}
+    whole = re.sub(r"\[([^\]]*)\]", lambda part: part[1] if needs(part[1]) <= set(known) else "", template)
+    return whole.format(**known) if needs(whole) <= set(known) else None
+
+
 def needs(template: str) -> set[str]:
     """Names of the facts that a text has a place for."""
     return {name for _, name, _, _ in string.Formatter().parse(template) if name}

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from cftdiag.diagnose.engine.cause import Cause, fill, needs
+from cftdiag.diagnose.engine.cause import Cause, fill, needs, sentence
 from cftdiag.diagnose.engine.context import Context
 from cftdiag.diagnose.engine.registry import CAUSES
 from cftdiag.events import Event
@@ -76,11 +76,13 @@ class Draft:
         )
 
     def _says(self, cause: Cause) -> str:
-        known = {k: v for k, v in self.facts.items() if v is not None}
-        try:
-            return (self.says or cause.says).format(**known)
-        except KeyError:
-            return f"{cause.title}. {cause.what.split('. ')[0].rstrip('.')}."
+        """The cause's sentence; where a fact that it needs is unknown, what the cause is called and what is known."""
+        told = sentence(self.says or cause.says, self.facts)
+        if told is not None:
+            return told
+        if self.guard:
+            return f"{cause.title}: the guard `{self.guard}` failed."
+        return f"{cause.title}: `{self.where.code}`." if self.where.code else f"{cause.title}."
 
 
 class Drafts:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 from cftdiag import guards
-from cftdiag.conditions import MISSING
+from cftdiag.conditions import MISSING, Condition
 from cftdiag.details import LimitDetail
 from cftdiag.diagnose.causes import global_state, sizes
 from cftdiag.diagnose.engine import graph_breaks, places, registry
@@ -154,8 +154,8 @@ def facts(miss: Miss, cause: str, context: Context) -> dict[str, Any]:
         "attribute": name or None,
         "name": name.rpartition(".")[2] or None,
         "dim": guard.index,
-        "expected": _show(expected),
-        "actual": _show(actual) or guard.value_type,
+        "expected": _quoted(guard, expected),
+        "actual": _quoted(guard, actual) or guard.value_type,
         "guard": guard.text,
         "added": guards.inductor_place(miss.added) or None,
         "multiple": guard.multiple,
@@ -186,14 +186,29 @@ def facts(miss: Miss, cause: str, context: Context) -> dict[str, Any]:
         words = ("in one mode", "in the other") if now is None else ("off", "on") if now else ("on", "off")
         found["expected"], found["actual"] = words
     elif cause == "global_state":
-        found["state"] = global_state.changed(guard)
+        found["state"], found["setting"] = global_state.changed(guard), global_state.setting(guard)
+    elif cause == "rank_change" and isinstance(actual, int):
+        found["actual"] = f"{actual} dimension{'s' if actual != 1 else ''}"
     elif cause == "tensor_type" and guard.value_type:
         found["actual"] = guard.value_type
     elif cause == "closure_identity":
-        found["argument"] = guard.root or None
-        if guard.kind == "length":
-            found["expected"], found["actual"] = f"{found['expected']} long", f"{found['actual']} long"
+        found["argument"], found["change"] = guard.root or None, _closure(guard, found)
     return found
+
+
+def _quoted(guard: Condition, value: Any) -> str | int | None:
+    return repr(value) if guard.kind == "value" and isinstance(value, str) else _show(value)
+
+
+def _closure(guard: Condition, known: dict[str, Any]) -> str:
+    """What is another in a function: itself, or what it carries."""
+    if guard.kind not in ("length", "value") or known["expected"] is None:
+        return "is another function than when the code was compiled"
+    carries, unit = ("something", " long") if guard.kind == "length" else ("a value", "")
+    now = "" if known["actual"] is None else f" and is {known['actual']}{unit} now"
+    return (
+        f"carries {carries} in its closure that was {known['expected']}{unit} when the code was compiled{now}"
+    )
 
 
 def _show(value: Any) -> str | int | None:

@@ -801,3 +801,17 @@ def test_worst_findings_come_first() -> None:
     error = raised("BackendCompilerFailed", "backend='inductor' raised: ...")
     found = diagnose([item, error], Context(blocks=BLOCKS, fullgraph={b.fqn: True for b in BLOCKS}))
     assert [f.severity for f in found] == ["error", "warning"]
+
+
+def test_a_class_that_is_called_is_named_and_not_its_bases_constructor() -> None:
+    context = (
+        "call_method UserDefinedClassVariable(<class '_ctypes._SimpleCData'>) __new__ "
+        "[UserDefinedClassVariable(<class 'ctypes.c_int'>), ConstantVariable(int: 32)] {}"
+    )
+    said = "Dynamo does not know how to trace method `__new__` of class `PyCSimpleType`"
+    event = broken(
+        "GB0156", "Unsupported method call", "w = ctypes.c_int(n)", context=context, explanation=said
+    )
+    found = the(diagnose([event], Context(blocks=BLOCKS)))
+    assert found.cause == "unsupported_call"
+    assert found.explanation == "`w = ctypes.c_int(n)` calls `ctypes.c_int`, which Dynamo does not trace."

@@ -207,6 +207,11 @@ def callee(event: Event) -> str | None:
         return f"torch.{found[1]}"
     if found := re.search(r"^builtin (\w+)", said):
         return found[1]
+    if found := re.search(
+        r"call_method \w+\(<class '([\w.]+)'>\) (\w+)(?: \[\w+\(<class '([\w.]+)'>)?", said
+    ):
+        # a class that is called: its base's __new__ is given the class itself
+        return (found[3] or found[1]) if found[2] == "__new__" else f"{found[1]}.{found[2]}"
     if found := re.search(r"call_method \w+\((\w*)\) (\w+)", said):
         return ".".join(p for p in found.groups() if p)
     return None

@@ -15,6 +15,6 @@ def fault(random: Random) -> Fault:
             width = ctypes.c_int(x.shape[-1]).value  # HERE
             x = x * (1.0 + 0.0 * width)
         """,
-        advice=r"custom_op|outside|custom operator",
+        advice=r"custom_op|out of|outside",
         mended={"body": "width = x.shape[-1]\nx = x * (1.0 + 0.0 * width)"},
     )

@@ -199,6 +199,14 @@ class CacheDetail(Detail):
     """``hit``, ``miss`` or ``bypass``."""
     key: str | None = None
     reason: str | None = None
+    parts: Mapping[str, str] | None = None
+    """Part of the key (``gm``, ``example_inputs``, ``inductor_config``) -> digest, where torch tells them."""
+    nearest: str | None = None
+    """Of a miss: compile id of this process's lookup with the nearest key."""
+    differs: tuple[str, ...] | None = None
+    """Parts of the key that are not those of the nearest."""
+
+    OPTIONAL: ClassVar[frozenset[str]] = _JUDGED | {"parts", "nearest", "differs"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -312,6 +320,7 @@ _READ: Mapping[str, Any] = {
     "symbols": lambda value: tuple(_object(Symbol, item) for item in value or ()),
     "hints": lambda value: tuple(value or ()),
     "free": lambda value: tuple(value or ()),
+    "differs": lambda value: _tuple(value),
     "argument_names": lambda value: tuple(value or ()),
     "line": lambda value: _frame(value) if isinstance(value, Mapping) else value,
     "forward": lambda value: _frame(value),

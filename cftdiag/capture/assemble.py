@@ -13,7 +13,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from cftdiag.capture import capture_ends, recompile_reasons, torch_texts
+from cftdiag.capture import cache_parts, capture_ends, recompile_reasons, torch_texts
 from cftdiag.capture.compile_state import (
     Compile,
     Live,
@@ -44,6 +44,7 @@ class Assembler:
         self._open: dict[str, Compile] = {}
         self._codes: dict[str, Code] = {}
         self._reported = capture_ends.Reported()
+        self._lookups = cache_parts.Lookups()
 
     def feed(self, record: Record, live: Live | None = None) -> list[Event]:
         """Events that this record completes, in order; usually none."""
@@ -275,10 +276,23 @@ class Assembler:
             self._raised(record, live)
         elif name in CACHE_ARTIFACTS:
             cache, outcome = CACHE_ARTIFACTS[name]
-            said = _json(record.payload)
-            detail = CacheDetail(cache=cache, outcome=outcome, key=said.get("key"), reason=_bypass(said))
-            return [self._owned("cache", record, detail)]
+            return [self._owned("cache", record, self._looked_up(cache, outcome, record))]
         return []
+
+    def _looked_up(self, cache: str, outcome: str, record: Record) -> CacheDetail:
+        said = _json(record.payload)
+        parts = cache_parts.read(said.get("components"))
+        near = self._lookups.add(cache, record.compile_id or "", parts)
+        missed = outcome == "miss" and near is not None
+        return CacheDetail(
+            cache=cache,
+            outcome=outcome,
+            key=said.get("key"),
+            reason=_bypass(said),
+            parts=cache_parts.grouped(parts) or None,
+            nearest=near[0] if missed and near else None,
+            differs=cache_parts.shortened(near[1]) if missed and near else None,
+        )
 
     def _graph(self, record: Record) -> list[Event]:
         if record.name == "dynamo_output_graph":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cftdiag.compare.change import Change, Effect, Figure
@@ -41,6 +41,7 @@ def compare_runs(before: Run, after: Run) -> list[Change]:
     alarms = [Counter(str(x.get("kind")) for x in run["alarms"]) for run in (before, after)]
     for name in dict.fromkeys([*alarms[0], *alarms[1]]):
         changes += _more("ranks", f"alarm {name}", alarms[0][name], alarms[1][name], "info")
+    changes += _caches(before.get("caches") or (), after.get("caches") or ())
     changes += compare_notes(before["problems"], after["problems"])
     return [*changes, *compare_environments(before["environment"], after["environment"])]
 
@@ -60,6 +61,31 @@ def _counted(run: Run, key: str) -> Counter[tuple[str, str]]:
     """Events by (block or code, cause), over all ranks."""
     rows = [r for r in run[key] if r.get("region") != "backward"]
     return Counter((plain(r.get("block") or r.get("code") or "?"), str(r.get("cause") or "")) for r in rows)
+
+
+def _caches(before: Sequence[Run], after: Sequence[Run]) -> list[Change]:
+    """Misses of a cache that are more or less, and which parts of the key are not those of any earlier lookup: a
+    torch, a setting or a graph that changed.
+    """
+    changes = []
+    for cache in dict.fromkeys(str(row["cache"]) for row in (*before, *after)):
+        a, b = ([r for r in rows if str(r["cache"]) == cache] for rows in (before, after))
+        missed = [sum(r["outcome"] == "miss" for r in rows) for rows in (a, b)]
+        changes += _more("compiles", f"{cache} cache misses", missed[0], missed[1], "info")
+        known: dict[str, set[str]] = {}
+        for row in a:
+            for name, digest in (row.get("parts") or {}).items():
+                known.setdefault(name, set()).add(digest)
+        new = dict.fromkeys(
+            name
+            for row in b
+            if row["outcome"] == "miss"
+            for name, digest in (row.get("parts") or {}).items()
+            if known and digest not in known.get(name, ())
+        )
+        if new:
+            changes.append(_change("compiles", f"{cache} cache key", None, ", ".join(new)))
+    return changes
 
 
 def _events(

@@ -59,6 +59,7 @@ def to_dict(run: RunFiles, findings: Sequence[Finding], *, eager_s: float | None
         "guards": [
             {"rank": s.rank, **s.end["guards"]} for s in run.sessions if s.end and s.end.get("guards")
         ],
+        "caches": [_lookup(e) for e in events if e.kind == "cache"],
         "problems": problems,
     }
     return _plain(found)
@@ -189,6 +190,23 @@ def _row(run: RunFiles, event: Event, findings: Sequence[Finding]) -> dict[str, 
     elif event.kind == "error":
         row.update(type=event.failed.type, message=shorten(event.failed.message, 500))
     return row
+
+
+def _lookup(event: Event) -> dict[str, Any]:
+    """A lookup in a compile cache."""
+    found = event.cached
+    return {
+        "rank": event.rank,
+        "step": event.step,
+        "compile_id": event.compile_id,
+        "block": event.block,
+        "cache": found.cache,
+        "outcome": found.outcome,
+        "reason": found.reason,
+        "nearest": found.nearest,
+        "differs": None if found.differs is None else list(found.differs),
+        "parts": None if found.parts is None else dict(found.parts),
+    }
 
 
 def _cause(event: Event, findings: Sequence[Finding]) -> str | None:

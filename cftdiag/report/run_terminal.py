@@ -41,6 +41,7 @@ def show(
         _compiles(console, data)
         _causes(console, data)
         _divergence(console, data)
+        _caches(console, data)
         _guards(console, data)
         _time(console, data)
         _alarms(console, data)
@@ -228,6 +229,26 @@ def _divergence(console: Console, data: Mapping[str, Any]) -> None:
 def _shapes(row: Mapping[str, Any], ranks: Sequence[int]) -> str:
     shapes = dict.fromkeys(tuple(shape) for rank in ranks for shape in row["batches"].get(str(rank), ()))
     return ", ".join(f"{rows} x {length}" for rows, length in list(shapes)[:3])
+
+
+def _caches(console: Console, data: Mapping[str, Any]) -> None:
+    """Hits and misses by cache, and what kept each miss from the nearest entry."""
+    lookups = data.get("caches") or []
+    if not lookups:
+        return
+    _title(console, "Compile caches")
+    for cache in dict.fromkeys(str(row["cache"]) for row in lookups):
+        counts = collections.Counter(str(row["outcome"]) for row in lookups if str(row["cache"]) == cache)
+        print_line(console, f"  {cache}: {', '.join(f'{n} {outcome}' for outcome, n in counts.items())}")
+    told = [row for row in lookups if row["outcome"] == "miss" and row.get("differs") is not None]
+    for row in told[:MAX_ROWS]:
+        rank = f"rank {row['rank']}, " if data["ranks"] > 1 else ""
+        parts = ", ".join(row["differs"]) or "nothing that torch tells"
+        print_line(
+            console,
+            f"  {rank}{row['compile_id']} missed {row['cache']}: differs from {row['nearest']} in {parts}",
+        )
+    terminal._more(console, len(told) - MAX_ROWS)
 
 
 def _guards(console: Console, data: Mapping[str, Any]) -> None:

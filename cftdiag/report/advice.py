@@ -5,6 +5,8 @@ dict.
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -150,6 +152,17 @@ def _single(remedy: Mapping[str, Any], finding: Mapping[str, Any], diffs: Mappin
         where=None if mechanical else wording.where(finding),
         diff=changed_lines(diffs.get(_edit(remedy), "")),
     )
+
+
+def patch_hint(data: Mapping[str, Any]) -> str:
+    """The command that writes the edits; it needs the check saved."""
+    arguments = list((data.get("asked") or {}).get("arguments") or ())
+    own = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    saved = next((value for flag, value in itertools.pairwise(own) if flag == "--json"), None)
+    saved = next((word.partition("=")[2] for word in own if word.startswith("--json=")), saved)
+    if saved and saved != "-":
+        return f"cftdiag fix {shlex.quote(str(saved))} writes this as a patch, proved"
+    return "save the check with --json CHECK.json; cftdiag fix CHECK.json writes this as a patch, proved"
 
 
 def changed_lines(diff: str) -> tuple[str, ...]:

@@ -171,13 +171,7 @@ def _change_first(console: Console, data: Mapping[str, Any]) -> None:
     if len(rows) > advice.MOST:
         print_line(console, Text(f"  ... {len(rows) - advice.MOST} more under Findings", style="dim"))
     if any(row.diff for row in rows):
-        print_line(
-            console,
-            Text(
-                "  save the check with --json CHECK.json; cftdiag fix CHECK.json writes this as a patch",
-                style="dim",
-            ),
-        )
+        print_line(console, Text(f"  {advice.patch_hint(data)}", style="dim"))
 
 
 def _undetermined(console: Console, data: Mapping[str, Any]) -> None:

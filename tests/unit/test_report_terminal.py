@@ -13,7 +13,7 @@ import pytest
 from check_samples import no_conclusion, not_viable, recompiles, viable
 
 from cftdiag.cli.main import run
-from cftdiag.report import terminal, wording
+from cftdiag.report import advice, terminal, wording
 from cftdiag.report.status_line import progress
 
 
@@ -153,6 +153,17 @@ def test_the_last_lines_say_what_to_change_first() -> None:
         "     +++ b/t.py\n     @@ -1,2 +1,2 @@\n     -old()\n     +new()\n"
         "  2. decide it on the host"
     ) in _shown(data, width=120)
+
+
+def test_the_command_that_writes_the_patch_names_the_saved_check() -> None:
+    def asked(*arguments: str) -> str:
+        return advice.patch_hint({"asked": {"arguments": ["check", *arguments]}})
+
+    assert asked("--json", "my check.json", "--", "python", "t.py").startswith("cftdiag fix 'my check.json' ")
+    assert asked("--json=c.json").startswith("cftdiag fix c.json ")
+    for arguments in ((), ("--json", "-"), ("--", "python", "t.py", "--json", "x")):
+        assert asked(*arguments).startswith("save the check with --json")
+    assert advice.patch_hint({}).startswith("save the check")
 
 
 def test_a_depth_says_what_it_cannot_see() -> None:

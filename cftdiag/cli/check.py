@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cftdiag.cli import check_script, early, gate_options
+from cftdiag.cli import repro as repro_files
 from cftdiag.cli.options import (
     Layers,
     Lengths,
@@ -164,6 +165,7 @@ if TYPE_CHECKING:
     metavar="FILE",
     help="With --data or a command: write the compile plan that the trainer and the monitor read.",
 )
+@repro_files.option
 @click.option("--plots", metavar="DIR", help="With --data or a command: draw the regime map into DIR.")
 @click.option(
     "--layers",
@@ -247,6 +249,7 @@ def check(
     quiet: bool,
     plan_path: str | None,
     plots: str | None,
+    repro: str | None,
     config_path: str | None,
     command: tuple[str, ...],
     steps: int,
@@ -280,6 +283,8 @@ def check(
     else:
         check_script.refuse_own()
     _refuse(options)
+    if repro is not None:
+        repro_files.refuse(options["model"], other=bool(command or config_path))
     every_scope = options["compile_scope"] == ALL_SCOPES
     if every_scope:
         options["compile_scope"] = "block"
@@ -323,6 +328,8 @@ def check(
         write_json(json_path, data)
     if plan_path is not None and report.plan is not None:
         report.plan.write(plan_path)
+    if repro is not None:
+        repro_files.write(repro, data, options["model"])
     if plots is not None and report.forecast is not None and report.forecast.get("points"):
         from cftdiag.report.plots import save_plots
 

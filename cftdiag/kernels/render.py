@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.syntax import Syntax
 from rich.text import Text
 
+from cftdiag.kernels.titles import title
 from cftdiag.report.console import console_for, print_line, print_prose, print_table
 
 _HEADER = (
@@ -93,7 +94,11 @@ def _graph(console: Console, graph: Mapping[str, Any], sources: bool) -> None:
     launches = Counter(map(_launch, graph["kernels"]))
     kernels = list({_launch(k): k for k in graph["kernels"]}.values())
     print_table(
-        console, [_row(k, launches[_launch(k)]) for k in kernels], header=_HEADER, right=_RIGHT, indent=4
+        console,
+        [_row(k, launches[_launch(k)], graph["direction"]) for k in kernels],
+        header=_HEADER,
+        right=_RIGHT,
+        indent=4,
     )
     rows = [
         [e["op"], *_numbers(e["bytes"], e["flops"], e["roofline"]), _places(e["lines"])]
@@ -109,7 +114,8 @@ def _graph(console: Console, graph: Mapping[str, Any], sources: bool) -> None:
         print_line(
             console,
             Text("    ")
-            .append(kernel["name"], style="cyan")
+            .append(title(kernel, graph["direction"]), style="cyan")
+            .append(f"  {kernel['name']}")
             .append(f"  {_places(kernel['lines'], 4)}", style="dim"),
         )
         print_prose(console, ", ".join(kernel["aten"]), indent=6, style="dim")
@@ -122,9 +128,9 @@ def _launch(kernel: Mapping[str, Any]) -> tuple[Any, ...]:
     return kernel["name"], kernel["read_bytes"], kernel["write_bytes"], kernel["flops"]
 
 
-def _row(kernel: Mapping[str, Any], launches: int) -> list[str]:
+def _row(kernel: Mapping[str, Any], launches: int, direction: str) -> list[str]:
     cells = [
-        _short(kernel["name"]),
+        title(kernel, direction),
         str(launches),
         *_numbers(kernel["read_bytes"] + kernel["write_bytes"], kernel["flops"], kernel["roofline"]),
     ]
@@ -149,11 +155,6 @@ def _configurations(configurations: Sequence[Mapping[str, Any]]) -> str:
     return str(len(configurations)) + (
         f", won by {' '.join(f'{k} {v}' for k, v in won.items() if k != 'num_stages')}" if won else ""
     )
-
-
-def _short(name: str, most: int = 48) -> str:
-    """A kernel's name for a table; the list below it has the whole name."""
-    return name if len(name) <= most else f"{name[: most - 13]}...{name[-10:]}"
 
 
 def _numbers(size: int, flops: int | None, roofline: Mapping[str, Any] | None) -> list[str]:

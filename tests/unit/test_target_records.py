@@ -130,7 +130,8 @@ def test_the_table_says_what_a_kernel_moves_and_needs():
                 "direction": "forward", "compile_id": "0/0", "sizes": {"s0": 512}, "peak_bytes": 2_000_000, "externs": [],
                 "kernels": 2 * [{
                     "name": "triton_poi_fused_add_0", "category": "pointwise", "aten": ["aten.add"], "source": None,
-                    "lines": [{"file": "/models/qwen.py", "line": 64, "function": "rms_norm"}], "read_bytes": 3_000_000, "write_bytes": 1_000_000, "flops": 2_000_000,
+                    "lines": [{"file": "/models/qwen.py", "line": 64, "function": "rms_norm"}],
+                    "read_bytes": 3_000_000, "write_bytes": 1_000_000, "flops": 2_000_000,
                     "roofline": {"microseconds": 0.8, "limited_by": "memory", "intensity": 0.5},
                     "compiled": {"configurations": [{"usage": usage, "shared": 0}, {"usage": wide, "shared": 1024}]},
                 }],

@@ -51,6 +51,8 @@ def show(
             print_prose(console, problem, style="yellow")
         print_line(console)
     print_line(console, Text(verdict_line(data), style=terminal._VERDICT_STYLES.get(data["verdict"], "bold")))
+    if not quiet:
+        terminal.change_first(console, data)
 
 
 def verdict_line(data: Mapping[str, Any]) -> str:

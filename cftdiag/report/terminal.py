@@ -47,7 +47,7 @@ def show(
     if gate is not None:
         print_line(console, Text(gate, style="bold"))
     if not quiet:
-        _change_first(console, data)
+        change_first(console, data)
 
 
 def _title(console: Console, text: str) -> None:
@@ -152,7 +152,8 @@ def _remedy(console: Console, finding: Mapping[str, Any], remedy: Mapping[str, A
         )
 
 
-def _change_first(console: Console, data: Mapping[str, Any]) -> None:
+def change_first(console: Console, data: Mapping[str, Any]) -> None:
+    """Print the edits to make, the best first; nothing where there are none."""
     rows = advice.advice(data)
     if not rows:
         return

@@ -226,6 +226,8 @@ def test_the_terminal_view(tmp_path: Path) -> None:
         "viable_with_recompiles: torch.compile held, with recompiles: 1 recompile over 6 steps of 2 ranks",
     ):
         assert line in text.splitlines(), text
+    after = text[text.index("\nviable_with_recompiles: ") :]
+    assert "\nChange first\n" in after and "  1. block.compile(dynamic=True) [not proved]\n" in after
     out = io.StringIO()
     run_view.show(report(tmp_path / "run"), quiet=True, file=out)
     assert len(out.getvalue().splitlines()) == 1

@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
+from cftdiag.torch_private.dynamo import imported
+
 #: Packages whose frames run around the user's program. The recipe is left out: a run compiles its loss.
 _OURS = (
     "cftdiag.capture",
@@ -26,11 +28,14 @@ _known: set[str] = set()
 
 
 def leave_our_frames_alone() -> None:
-    """Tell Dynamo not to compile any function of ours by itself; cheap when nothing was imported since.
+    """Tell Dynamo not to compile any function of ours by itself; cheap when nothing was imported since. Before
+    Dynamo is imported there is nobody to tell, and a script that does without it is not made to import it.
 
     A frame is skipped, not a call: where tracing meets one of our functions inside the user's graph it
     inlines it, as it would without this.
     """
+    if not imported():
+        return
     new = [name for name in sys.modules if name not in _known and name.startswith(_OURS)]
     if not new:
         return

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
+from cftdiag.capture.untraced import leave_our_frames_alone
 from cftdiag.details import Detail, ErrorDetail, StepDetail
 from cftdiag.events import Event
 from cftdiag.monitor import process_info
@@ -225,6 +226,7 @@ class Monitor:
     def dynamo_imported(self) -> None:
         """Dynamo has been imported after the monitor's start."""
         if self._open:
+            self._guarded(leave_our_frames_alone)
             self._guarded(self._watched.renew)
 
     # -- called by torch -------------------------------------------------------------------------------------

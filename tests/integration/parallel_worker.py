@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 METHODS: dict[str, dict[str, Any]] = {
-    "full": {"max_tokens_per_gpu": 96},
-    "late": {"max_tokens_per_gpu": 96, "grad_sync": "last"},
+    "full": {"max_tokens_per_gpu": 256, "batch_size": 16},
+    "late": {"max_tokens_per_gpu": 256, "batch_size": 16, "grad_sync": "last"},
     "osft": {"osft": True, "osft_leak_every": 1},
 }
 

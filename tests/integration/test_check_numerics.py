@@ -117,9 +117,9 @@ def test_a_gradient_of_zeros_and_none_are_alike() -> None:
     assert not numerics.compare(some | {"unused.grad": torch.zeros(2)}, some, "high")
     assert not numerics.compare(some, some | {"unused.grad": torch.zeros(2)}, "high")
     [wrong] = numerics.compare(some | {"used.grad": torch.ones(2)}, some, "high")
-    assert wrong["name"] == "used.grad"
+    assert wrong.name == "used.grad"
     [wrong] = numerics.compare({"loss of step 1": torch.zeros(())}, {}, "high")
-    assert wrong["name"] == "loss of step 1"
+    assert wrong.name == "loss of step 1"
 
 
 def test_what_a_module_hands_back_is_recorded_for_leaves_and_others() -> None:

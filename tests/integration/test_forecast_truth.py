@@ -142,7 +142,7 @@ def test_the_limit_ends_a_fullgraph_run(warm: Warm) -> None:
         + """
 rows = [(2, n, "") for n in range(20, 40)]
 result = hold(Toy, rows, dynamic=False, fullgraph=True)
-assert result.limit["raised"] and result.limit["step"] == 9, result.limit
+assert result.limit_hit["raised"] and result.limit_hit["step"] == 9, result.limit_hit
 assert result.stopped and result.counts["unvisited"] == 11, (result.stopped, result.counts)
 """
     )

@@ -40,6 +40,7 @@ def test_two_replicas_of_two_shards_train_as_one_rank(four: Path, tmp_path: Path
     train(method, four, output_dir=str(tmp_path))
     one, hsdp = _records(tmp_path), _records(four / f"{method}4")
     assert [len(r["lengths"][0]) for r in hsdp] == [4, 4, 4], "four ranks have rows"
+    assert method == "osft" or max(len(r["lengths"]) for r in hsdp) > 1, "gradients of microsteps add up"
     for a, b in zip(hsdp, one, strict=True):
         for key in ("loss", "grad_norm", "grad_norm_raw", "tokens"):
             assert a[key] == pytest.approx(b[key], rel=1e-7), (key, a["step"])

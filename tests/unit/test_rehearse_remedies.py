@@ -20,9 +20,17 @@ ROWS = [torch.ones(n) for n in (3, 5, 9)]
 
 @pytest.fixture
 def unchanged() -> Iterator[None]:
-    initialise, pad = DataLoader.__init__, rnn.pad_sequence
+    from transformers.data import data_collator
+    from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+
+    collators = {cls: cls.__init__ for cls in vars(data_collator).values() if dataclasses.is_dataclass(cls)}
+    initialise, sequence = DataLoader.__init__, rnn.pad_sequence
+    call, pad = PreTrainedTokenizerBase.__call__, PreTrainedTokenizerBase.pad
     yield
-    DataLoader.__init__, rnn.pad_sequence = initialise, pad  # type: ignore[method-assign]
+    DataLoader.__init__, rnn.pad_sequence = initialise, sequence  # type: ignore[method-assign]
+    PreTrainedTokenizerBase.__call__, PreTrainedTokenizerBase.pad = call, pad
+    for cls, own in collators.items():
+        cls.__init__ = own
 
 
 def settings(**changes: Any) -> Rehearsal:
@@ -42,6 +50,23 @@ def test_collators_written_by_hand_pad_further(unchanged: None) -> None:
     assert rows.shape == (3, 16) and rows[2, 9:].tolist() == [-1.0] * 7
     assert rnn.pad_sequence(ROWS).shape == (16, 3)
     assert applied.names == {"pad_to_multiple_of"}
+
+
+def test_collators_and_tokenizers_of_transformers_pad_further(unchanged: None) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import DataCollatorForSeq2Seq, DataCollatorWithPadding, PreTrainedTokenizerFast
+
+    applied = remedies.install(settings(pad_to_multiple_of=8))
+    words = Tokenizer(models.WordLevel({"a": 0, "[PAD]": 1}, unk_token="a"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="[PAD]")
+    assert len(tokenizer("a a a")["input_ids"]) == 3 and not applied.names
+    assert len(tokenizer(["a a a", "a"], padding=True)["input_ids"][1]) == 8
+    assert applied.names == {"pad_to_multiple_of"}
+    rows = [tokenizer("a a a"), tokenizer("a " * 9)]
+    assert DataCollatorWithPadding(tokenizer)(rows)["input_ids"].shape == (2, 16)
+    labelled = [{"input_ids": [0, 0], "labels": [0, 0]}, {"input_ids": [0], "labels": [0]}]
+    assert DataCollatorForSeq2Seq(tokenizer)(labelled)["labels"].shape == (2, 8)
 
 
 def test_inputs_of_a_compiled_call_require_gradients_while_any_are_taken() -> None:

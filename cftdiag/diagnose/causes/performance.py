@@ -45,7 +45,7 @@ CAUSES = (
     cause(
         "rank_divergent_recompile",
         says="Rank {rank} recompiled {code_name} at step {step} while {others} did not.",
-        kinds=("perf",),
+        kinds=("perf", "error"),
         remedies=(
             Remedy(
                 summary="Pad all ranks to one length per step, or pack to a fixed number of tokens.",

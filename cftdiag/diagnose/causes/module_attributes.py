@@ -97,9 +97,11 @@ CAUSES = (
         kinds=RECOMPILES,
         remedies=(
             Remedy(
+                summary="Hold what grows outside the compiled block: return what the block adds to {attribute}, and add it there."
+            ),
+            Remedy(
                 summary="Keep {attribute} at one length (fill it up with zeros, each a tensor of its own)."
             ),
-            Remedy(summary="Hold what grows outside the compiled block."),
         ),
     ),
     cause(

@@ -8,6 +8,11 @@ from cftdiag.diagnose.engine.cause import RECOMPILES, cause
 from cftdiag.diagnose.engine.miss import Miss
 from cftdiag.findings import Remedy
 
+_IN_A_TENSOR = Remedy(
+    summary="Hold {attribute} in a tensor, change it in place, and compute what depends on it with tensor operators: an if, min() "
+    "or int() on it would break the graph."
+)
+
 CAUSES = (
     cause(
         "int_arg",
@@ -90,7 +95,7 @@ CAUSES = (
         says="Class attribute `{attribute}` was {expected} when the code was compiled[ and is {actual} now].",
         kinds=RECOMPILES,
         remedies=(
-            Remedy(summary="Hold {attribute} in a tensor and change it in place."),
+            _IN_A_TENSOR,
             Remedy(summary="Where it need not change: set it before the first compiled call and leave it."),
         ),
     ),
@@ -99,7 +104,7 @@ CAUSES = (
         says="Global `{attribute}` was {expected} when the code was compiled[ and is {actual} now].",
         kinds=RECOMPILES,
         remedies=(
-            Remedy(summary="Hold {attribute} in a tensor and change it in place."),
+            _IN_A_TENSOR,
             Remedy(summary="Pass it as a tensor argument, or set it once before compiling."),
         ),
     ),

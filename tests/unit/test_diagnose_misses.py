@@ -563,6 +563,15 @@ def test_dropping_the_last_batch_is_no_advice_where_sizes_change_all_the_time(
     assert any("drop_last" in str(r.change) for r in found.remedies) is dropped
 
 
+@pytest.mark.parametrize(("expected", "actual", "said"), [(4, 1, True), (1, 4, True), (4, 3, False)])
+def test_a_batch_of_one_says_that_dynamic_shapes_do_not_serve_it(
+    expected: int, actual: int, said: bool
+) -> None:
+    found = the(diagnose([compiled(), size(0, expected, actual, (actual, 6, 8))], Context(blocks=BLOCKS)))
+    assert found.cause == "batch_dim"
+    assert ("compiled separately, with dynamic shapes too" in found.explanation) is said
+
+
 def test_recompiles_of_a_helper_compiled_after_a_break_are_its_evidence() -> None:
     broken = Event(
         kind="graph_break",

@@ -166,7 +166,7 @@ CAUSES = (
         remedies=(
             Remedy(
                 summary="Keep the size out of keys, texts, int() and comparisons with a number: build one table or buffer "
-                "for the largest size and slice it.",
+                "that is larger than any size met, and slice it.",
             ),
             Remedy(
                 summary="Decide what depends on the size outside the block and pass it as a tensor.",

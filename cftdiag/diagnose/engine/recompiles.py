@@ -74,6 +74,12 @@ def _recompile(miss: Miss, cause: str, context: Context, drafts: Drafts) -> None
     name = region(miss.event)
     draft.seen(miss.event, [name] if name else [])
     values = miss.history.values(miss)
+    if (
+        new
+        and cause in ("seq_len", "batch_dim")
+        and {0, 1} & {draft.facts[k] for k in ("expected", "actual")}
+    ):
+        draft.notes.append("A size of 0 or 1 is compiled separately, with dynamic shapes too.")
     if new and miss.guard.kind in ("value", "length") and len(values) > 2:
         draft.notes.append(f"Values met: {', '.join(values[:6])}{', ...' if len(values) > 6 else ''}.")
     if context.ac != "none" or miss.event.missed.under_checkpoint:

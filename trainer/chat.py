@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from jinja2 import TemplateSyntaxError
+
 from cftdiag.recipe.packing import IGNORE
 from trainer.turns import Chat, Message, apply, assistant_spans, has_generation, template_of
 
@@ -29,7 +31,9 @@ def check_messages(messages: Any, name: str = "messages") -> None:
 
 
 def set_template(tokenizer: Any, path: str | None) -> None:
-    """Give the tokenizer the chat template in a file. Raises ``ValueError`` when it cannot be read."""
+    """Give the tokenizer the chat template in a file. Raises ``ValueError`` when it cannot be
+    read, and names the line where it is no template.
+    """
     if path is None:
         return
     if tokenizer is None:
@@ -37,7 +41,16 @@ def set_template(tokenizer: Any, path: str | None) -> None:
     try:
         tokenizer.chat_template = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"cannot read the chat template {path}: {error}") from error
+        why = getattr(error, "strerror", None) or "it is not UTF-8"
+        raise ValueError(f"cannot read the chat template {path}: {why}") from error
+    try:
+        tokenizer.apply_chat_template([{"role": "user", "content": "x"}], tokenize=False)
+    except TemplateSyntaxError as error:
+        raise ValueError(
+            f"{path}:{error.lineno}: {error.message}; a chat template is written in Jinja"
+        ) from error
+    except Exception:  # noqa: BLE001 - what it says of this message is its own affair
+        return
 
 
 def render(tokenizer: Any, chat: Chat, train_on: str = "assistant") -> tuple[list[int], list[int]]:

@@ -211,7 +211,10 @@ class TrainConfig:
         "with a validation set: a checkpoint whenever the validation loss is the lowest so far; the best is kept",
     )
     keep_checkpoints: int = _option(2, "newest checkpoints kept, beside those of epochs and the best")
-    resume: str | None = _option(None, "checkpoint to continue from, or `auto` for the newest in output-dir")
+    resume: str | None = _option(
+        None,
+        "checkpoint to continue from, also a URL that fsspec reads, or `auto` for the newest in output-dir",
+    )
     tracker: tuple[str, ...] = _option((), "also log to tensorboard, wandb or mlflow; may be repeated")
     profile_steps: str | None = _option(
         None, "write a profiler trace of these steps (`3-5`) to output-dir/profile, one a rank"
@@ -307,6 +310,15 @@ class TrainConfig:
         ):
             lines.append("osft-task-ratios: no effect without --osft-task")
         return lines
+
+    def without_effect_in(self, steps: int) -> list[str]:
+        """The same of what a run of so many steps never comes to."""
+        if 0 < steps <= self.warmup_steps:
+            return [
+                f"warmup-steps {self.warmup_steps} is all of the {steps} steps of this run: the learning rate never stays at "
+                "its peak"
+            ]
+        return []
 
     @property
     def method(self) -> str:

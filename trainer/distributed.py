@@ -77,11 +77,18 @@ def on_rank_zero(make: Callable[[], Value]) -> Value | None:
         try:
             value = make()
         except (ValueError, OSError) as error:
-            message = [str(error)]
+            message = [one_line_of(error)]
     dist.broadcast_object_list(message, src=0)
     if message[0] is not None:
         raise ValueError(message[0])
     return value
+
+
+def one_line_of(error: ValueError | OSError) -> str:
+    """A mistake's text; a system's refusal with the file's name first."""
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror or error}; check the file and its permissions"
+    return str(error)
 
 
 def require_writable(directory: Path) -> None:

@@ -24,6 +24,7 @@ from trainer.batch import collate, rank_batches
 from trainer.cache import load_cache, save_cache
 from trainer.checkpoints import rng
 from trainer.checkpoints.layout import Best, State
+from trainer.checkpoints.remote import require_local
 from trainer.checkpoints.saver import Saver
 from trainer.checkpoints.tensors import RankState, collect, load
 from trainer.config import TrainConfig, profile_range
@@ -70,6 +71,7 @@ def run(config: TrainConfig) -> RunResult:
     and for a last checkpoint that could not be written, :class:`FloatingPointError` for a loss, a gradient
     or a weight that is not finite; checkpoints written before stay.
     """
+    require_local(config.output_dir, "output-dir")
     out = Path(config.output_dir)
     require(config.tracker)
     with (
@@ -127,6 +129,7 @@ def _run(
         ]
     elif config.resume is not None:
         notes.append(f"no checkpoint in {out / 'checkpoints'} to continue: starts at step 1")
+    notes += config.without_effect_in(len(data.steps))
     if config.profile_steps is not None and (begin := profile_range(config.profile_steps).start) > len(
         data.steps
     ):

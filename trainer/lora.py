@@ -32,13 +32,17 @@ class LoRALinear(nn.Module):
 
 def adapt(model: nn.Module, *, rank: int, alpha: float, patterns: tuple[str, ...] = ()) -> list[str]:
     """Freeze the model and put adapters on its targets, in place; returns their names. Raises ``ValueError``
-    when nothing matches.
+    when nothing matches, and for a rank that no target has.
     """
     targets = find_targets(model, patterns)
     conv = next((name for name, module in targets.items() if is_conv1d(module)), None)
     if conv is not None:
         raise ValueError(
             f"lora does not take Conv1D targets ({conv}); use --osft or full fine-tuning for {model.config.model_type}"
+        )
+    if rank > (most := max(min(linear.weight.shape) for linear in targets.values())):
+        raise ValueError(
+            f"lora-rank {rank} is above {most}, the rank of the largest target itself; give less"
         )
     model.requires_grad_(False)
     for name, linear in targets.items():

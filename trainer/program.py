@@ -189,8 +189,14 @@ def apply_method(
     if ranks is not None:
         if ranks.keys() != {t.name for t in targets}:
             raise ValueError(
-                "the checkpoint has other OSFT targets than these options; give the options that it was trained with"
+                "the checkpoint has other OSFT targets than this model; give the model and the options that it was trained with"
             )
+        for target in targets:
+            if ranks[target.name] > (most := min(target.rows, target.columns)):
+                raise ValueError(
+                    f"the checkpoint is of another model: it has {ranks[target.name]} frozen directions of {target.name}, "
+                    f"which has {most} here; give the model that it was trained with"
+                )
         targets = [dataclasses.replace(t, high=ranks[t.name]) for t in targets]
     surgery.split(model, targets)
     surgery.freeze_beside(model, targets, [name for name, _ in trained_blocks(model)], config.osft_beside)

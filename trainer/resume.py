@@ -22,6 +22,7 @@ from trainer.checkpoints.layout import (
     read_state,
     truncate_metrics,
 )
+from trainer.checkpoints.remote import FETCHED, fetch, is_remote
 from trainer.checkpoints.tensors import read_metadata
 from trainer.config import TrainConfig
 from trainer.data import Data
@@ -56,6 +57,11 @@ def find(config: TrainConfig, say: Callable[[str], None]) -> Path | None:
     if config.resume is None:
         return None
     wanted = config.resume
+    if is_remote(wanted):
+        copied = on_rank_zero(lambda: str(fetch(config.resume or "", Path(config.output_dir) / FETCHED, say)))
+        everyone = [copied]
+        dist.broadcast_object_list(everyone, src=0)
+        wanted = everyone[0] or ""
     paths = [on_rank_zero(lambda: candidates(wanted, Path(config.output_dir) / "checkpoints"))]
     dist.broadcast_object_list(paths, src=0)
     return first_whole(paths[0] or [], say if wanted == "auto" else None, _problem)

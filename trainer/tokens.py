@@ -2,7 +2,8 @@
 
 A directory named by a checksum of the data, the tokenizer and this code holds ``ids.bin`` and ``labels.bin``
 (32-bit integers, all rows one after another), ``index.bin`` (64-bit: number and end of each row) and
-``bad.json`` (what is wrong with the rows that are none). ``done`` is there once all of it is.
+``bad.json`` (what is wrong with the rows that are none). ``done`` is there once all of it is, with the checksum of
+each of these files.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ MANY = 20_000
 """Rows from which on several processes share the work; a process takes seconds to start."""
 WORKERS = 16
 _SPEC, _DONE = "spec.json", "done"
+_FILES = ("ids.bin", "labels.bin", "index.bin", "bad.json")
 
 
 class Stored:
@@ -67,7 +69,7 @@ def stored(
     """The rows of ``path``, tokenized if they are in ``cache`` or may be written there, else as they are.
 
     Of several processes that want them at once one makes them and the others wait. Raises ``ValueError`` for
-    data that cannot be read; a cache that cannot be written is told and left.
+    data that cannot be read; a cache that cannot be written is told and left, one that is damaged is made again.
     """
     rows = open_rows(path)
     try:
@@ -77,13 +79,16 @@ def stored(
     if name is None:
         return rows
     directory = cache / name
-    while not (directory / _DONE).exists():
+    while (problem := _problem(directory)) is not None:
         if not write:
             return rows
         try:
             directory.mkdir(parents=True, exist_ok=True)
             with Lock(directory):
-                if not (directory / _DONE).exists():
+                if (problem := _problem(directory)) is not None:
+                    if problem:
+                        say(f"{problem} in {directory}: tokenized again")
+                        (directory / _DONE).unlink()
                     _make(path, rows, reader, directory, say)
         except InUse:
             time.sleep(0.2)
@@ -92,6 +97,20 @@ def stored(
             shutil.rmtree(directory, ignore_errors=True)
             return rows
     return Stored(directory)
+
+
+def _problem(directory: Path) -> str | None:
+    """What is wrong with what is there; empty when it was never finished, None when it is what was written."""
+    try:
+        sums = json.loads((directory / _DONE).read_text())
+        for name in _FILES:
+            if _sum(directory / name) != sums[name]:
+                return f"{name} is not what was written"
+    except FileNotFoundError as error:
+        return "" if str(error.filename).endswith(_DONE) else f"{Path(error.filename).name} is missing"
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return f"{_DONE} cannot be used ({type(error).__name__})"
+    return None
 
 
 def key(path: Path, reader: Reader) -> str | None:
@@ -224,7 +243,15 @@ def _join(parts: list[Path], directory: Path) -> None:
     (directory / "bad.json").write_text(json.dumps(bad))
     for leftover in (*parts, directory / "tokenizer"):
         shutil.rmtree(leftover, ignore_errors=True)
-    (directory / _DONE).touch()
+    sums = {name: _sum(directory / name) for name in _FILES}
+    beside = directory / f"{_DONE}.new"
+    beside.write_text(json.dumps(sums))
+    beside.replace(directory / _DONE)
+
+
+def _sum(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _mapped(path: Path) -> memoryview:

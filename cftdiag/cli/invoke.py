@@ -64,7 +64,8 @@ def invoke(
     except EnvironmentUnfit as error:
         return fail(str(error), 3)
     except wrong as error:
-        return fail(str(error), 2)
+        named = isinstance(error, OSError) and error.filename is not None
+        return fail(_not_written(error) if named else str(error), 2)
     except (KeyboardInterrupt, click.Abort):
         return fail(Interrupted().message, 3)
     except OSError as error:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -50,6 +51,13 @@ class TensorBoard:
                 "TensorBoard scalars need the package tensorboard; pip install tensorboard"
             ) from error
         self._writer = SummaryWriter(str(log_dir))
+        self._hook, self._before = self._hear, threading.excepthook
+        threading.excepthook = self._hook
+
+    def _hear(self, failed: threading.ExceptHookArgs) -> None:
+        # What TensorBoard's own thread meets (a full disk) is raised again by the next call, which tells it.
+        if not type(failed.thread).__module__.startswith("tensorboard."):
+            self._before(failed)
 
     def text(self, name: str, text: str, step: int | None = None) -> None:
         """Keep a text beside the curves."""
@@ -63,7 +71,11 @@ class TensorBoard:
         self.text(f"cftdiag/{kind}", message, step)
 
     def close(self) -> None:
-        self._writer.close()
+        try:
+            self._writer.close()
+        finally:
+            if threading.excepthook is self._hook:
+                threading.excepthook = self._before
 
 
 class Wandb:

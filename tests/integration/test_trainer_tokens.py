@@ -33,4 +33,5 @@ def test_several_processes_make_what_one_makes(tmp_path: Path, monkeypatch: pyte
     )
     assert [ours[i] for i in range(len(ours))] == [plain[i] for i in range(len(plain))]
     assert ours.samples == plain.samples and ours.digest == plain.digest
-    assert told[0] == told[1] and len(told[0]) == 2
+    # How long it took is told too where it was long.
+    assert told[0] == [text for text in told[1] if "processes" not in text] and len(told[0]) == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import types
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 import trainer.trackers as trackers
 from cftdiag.events import Event
 from cftdiag.monitor.sinks import TrackerSink, WandbSink
-from cftdiag.monitor.trackers import Wandb
+from cftdiag.monitor.trackers import TensorBoard, Wandb
 
 
 class Run:
@@ -109,3 +110,24 @@ def test_a_failure_on_one_side_leaves_it_out_on_both_and_is_told_once(
         sink.close()
     assert failing.calls[:2] == ["cftdiag/step", "train/step"] and len(failing.calls) == 3
     assert told == ["tracker wandb is left out from here on: OSError: no space left"]
+
+
+def test_what_the_writer_thread_of_tensorboard_meets_prints_no_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Failing(threading.Thread):
+        def run(self) -> None:
+            raise OSError(28, "No space left on device")
+
+    class Writer(Failing):
+        __module__ = "tensorboard.summary.writer.event_file_writer"
+
+    heard: list[threading.ExceptHookArgs] = []
+    hook = heard.append
+    monkeypatch.setattr(threading, "excepthook", hook)
+    board = TensorBoard(tmp_path)
+    for thread in (Writer(), Failing()):
+        thread.start()
+        thread.join()
+    board.close()
+    assert len(heard) == 1 and threading.excepthook is hook

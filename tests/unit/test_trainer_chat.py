@@ -213,6 +213,11 @@ def test_a_template_that_cannot_be_told_is_refused_with_the_remedy(tmp_path: Pat
     assert learned(tokenizer, CONVERSATIONS["four"]) == "Romam<|end|>  Ego\n<|end|>"
     with pytest.raises(ValueError, match=r"cannot read the chat template .*none"):
         chat.set_template(tokenizer, str(tmp_path / "none"))
+    file.write_text("{{ messages }}\n{% for m in messages %}{{ m.content }")
+    with pytest.raises(ValueError, match=rf"{file}:2: .*a chat template is written in Jinja"):
+        chat.set_template(tokenizer, str(file))
+    file.write_text("{{ raise_exception('roles must alternate') }}")
+    chat.set_template(tokenizer, str(file))  # what it says of one message is no mistake of the template
 
 
 @pytest.mark.parametrize(

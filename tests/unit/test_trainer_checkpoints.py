@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from trainer.checkpoints.layout import (
     read_state,
     truncate_metrics,
 )
+from trainer.checkpoints.remote import fetch, require_local
 from trainer.config import TrainConfig
 from trainer.data import Data
 from trainer.metrics import Metrics
@@ -76,6 +78,53 @@ def test_the_newest_stay_and_those_of_epochs_and_the_best(tmp_path: Path) -> Non
     assert names(tmp_path) == ["best", "last", *(f"step-{step:08d}" for step in (4, 8, 9))], (
         "what was the best is no longer"
     )
+
+
+def test_what_is_in_the_way_is_named_before_training(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(ValueError, match="file is in the way of the checkpoints; move it away"):
+        prepare(tmp_path / "file", None, 0)
+    write(tmp_path / "run", 3)
+    (tmp_path / "run" / "last").unlink()
+    (tmp_path / "run" / "last").mkdir()
+    with pytest.raises(ValueError, match="last is in the way"):
+        prepare(tmp_path / "run", None, 0)
+    assert prepare(tmp_path / "new", None, 0) == []
+
+
+def test_a_checkpoint_of_an_object_store_is_copied_once(tmp_path: Path) -> None:
+    import fsspec
+
+    path, told = write(tmp_path / "run", 7), []
+    store = fsspec.filesystem("memory")
+    store.put(str(path), "/bucket/run/step-00000007", recursive=True)
+    url = "memory://bucket/run/step-00000007"
+    copy = fetch(f"{url}/", tmp_path / "here", told.append)
+    assert read_state(copy) == read_state(path) and damage(copy) is None
+    assert told == [f"copied {url}/ to {copy}"]
+    store.rm("/bucket/run/step-00000007/state.json")
+    assert fetch(url, tmp_path / "here", told.append) == copy and len(told) == 1, "a whole copy is taken"
+    (copy / "__0_0.distcp").write_bytes(b"y" * 7)
+    copy = fetch(url, tmp_path / "here")
+    with pytest.raises(ValueError, match="not a checkpoint of this trainer"):
+        read_state(copy)  # as it is in the store by now
+    assert fetch(f"file://{path}", tmp_path / "there").name == path.name
+    for bad, message in (
+        ("memory://bucket/none", "memory://bucket/none is not there, or no checkpoint"),
+        ("frob://x/step-00000001", "cannot read frob://x/step-00000001: Protocol not known: frob"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            fetch(bad, tmp_path / "here")
+    with pytest.raises(ValueError, match="output-dir memory://x is no directory of this machine; give one"):
+        require_local("memory://x", "output-dir")
+
+
+def test_without_fsspec_the_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fsspec.core", None)
+    with pytest.raises(
+        ValueError, match=r"s3://b/step-00000001 needs the package fsspec.*pip install fsspec"
+    ):
+        fetch("s3://b/step-00000001", tmp_path)
 
 
 def test_the_newest_whole_one_is_found(tmp_path: Path) -> None:

@@ -82,6 +82,8 @@ def test_options_of_another_method_are_told() -> None:
     assert TrainConfig(lora_rank=4).without_effect() == ["lora-rank: no effect without --lora"]
     told = TrainConfig(osft=True, osft_task_ratios=("0.5", "0.1")).without_effect()
     assert told == ["osft-task-ratios: no effect without --osft-task"]
+    assert TrainConfig(warmup_steps=9).without_effect_in(10) == []
+    assert "all of the 9 steps" in TrainConfig(warmup_steps=9).without_effect_in(9)[0]
 
 
 def test_the_environment_overrides_the_default_backend(monkeypatch: pytest.MonkeyPatch) -> None:

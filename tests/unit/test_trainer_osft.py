@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from cftdiag.recipe.blocks import find_blocks
+from trainer.config import TrainConfig
 from trainer.osft import surgery
 from trainer.osft.coverage import coverage
 from trainer.osft.frozen import Frozen
@@ -16,6 +17,7 @@ from trainer.osft.leak import leak, update_leak
 from trainer.osft.linear import OSFTLinear, compose, decompose
 from trainer.osft.projection import project_gradients, project_parameters
 from trainer.osft.ranks import adaptive, by_target, high_rank
+from trainer.program import apply_method
 from trainer.targets import find_targets
 
 F64 = torch.float64
@@ -328,3 +330,18 @@ def test_a_split_moe_computes_the_same_trains_and_comes_back(model_type: str) ->
     assert len(surgery.restore(model, upcast=F64)) == len(targets)
     assert torch.allclose(model(ids).logits, trained, atol=1e-10)
     assert {name for name, _ in model.named_parameters()} == set(plain)
+
+
+def test_a_checkpoint_or_a_rank_of_another_model_is_named() -> None:
+    model = _tiny("qwen3")
+    ranks = {t.name: t.high for t in surgery.plan(model, 0.25)}
+    name = "model.layers.0.self_attn.q_proj"
+    with pytest.raises(
+        ValueError, match=f"of another model: it has 99 frozen directions of {name}, which has 16"
+    ):
+        apply_method(model, TrainConfig(demo=True, osft=True), ranks={**ranks, name: 99})
+    with pytest.raises(ValueError, match="other OSFT targets than this model"):
+        apply_method(model, TrainConfig(demo=True, osft=True), ranks={name: 4})
+    with pytest.raises(ValueError, match="lora-rank 17 is above 16, the rank of the largest target"):
+        apply_method(model, TrainConfig(demo=True, lora=True, lora_rank=17))
+    apply_method(model, TrainConfig(demo=True, lora=True, lora_rank=16))

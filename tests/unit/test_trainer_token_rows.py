@@ -115,6 +115,26 @@ def test_a_half_made_one_is_made_again(tmp_path: Path) -> None:
     assert contents(read(path, cache=cache, write_cache=True)) == contents(first)
 
 
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("name", ["ids.bin", "labels.bin", "index.bin", "bad.json", "done"])
+def test_a_damaged_one_is_made_again_and_never_trained_on(tmp_path: Path, name: str, streaming: bool) -> None:
+    path, cache = write(tmp_path / "d.jsonl", "{"), tmp_path / "tokens"
+    plain = contents(read(path))
+    read(path, cache=cache, write_cache=True)
+    [file] = cache.glob(f"*/{name}")
+    whole = file.read_bytes()
+    for harm in (whole[:-3], bytes([whole[0] ^ 1]) + whole[1:], b"", None):
+        file.unlink() if harm is None else file.write_bytes(harm)
+        told: list[str] = []
+        assert contents(read(path, cache=cache, streaming=streaming)) == plain, (
+            "a check reads the data itself"
+        )
+        again = read(path, cache=cache, write_cache=True, streaming=streaming, report=told.append)
+        assert contents(again) == plain and file.read_bytes() == whole
+        damaged = [text for text in told if "tokenized again" in text]
+        assert len(damaged) == (0 if (name, harm) == ("done", None) else 1), told
+
+
 def test_a_cache_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     path, cache = write(tmp_path / "d.jsonl"), tmp_path / "tokens"
     cache.write_text("a file")

@@ -167,9 +167,13 @@ def prepare(directory: Path, resumed: Path | None, step: int) -> list[str]:
     continue out of its way.
 
     ``resumed`` is what the run continues from, at ``step``; without one everything in ``directory`` is an
-    earlier run's. Returns lines to print.
+    earlier run's. Returns lines to print. Raises ``ValueError`` for what would make every save fail.
     """
     told = []
+    links = [link for link in (directory / "best", directory / "last") if not link.is_symlink()]
+    for place in links if directory.is_dir() else [directory]:
+        if place.exists():
+            raise ValueError(f"{place} is in the way of the checkpoints; move it away")
     for left in sorted(directory.glob(f"step-*{PARTIAL}")):
         shutil.rmtree(left, ignore_errors=True)
         told.append(f"removed {left}, which an earlier run did not finish")

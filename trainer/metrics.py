@@ -117,7 +117,7 @@ def summary(record: dict[str, Any]) -> str:
     parts += [f"lr {record['lr']:.2e}", f"{record['tokens_per_second']:,.0f} tok/s"]
     if record.get("mfu") is not None:
         parts.append(f"MFU {record['mfu']:.1%}")
-    if record.get("data_seconds", 0) > 0.1 * record["seconds"]:
+    if record.get("data_seconds", 0) > 0.1 * record.get("seconds", 0):
         parts.append(f"waited {record['data_seconds']:.1f} s for data")
     if record.get("eager"):
         parts.append("eager")

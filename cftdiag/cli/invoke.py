@@ -64,8 +64,9 @@ def invoke(
     except EnvironmentUnfit as error:
         return fail(str(error), 3)
     except wrong as error:
-        named = isinstance(error, OSError) and error.filename is not None
-        return fail(_not_written(error) if named else str(error), 2)
+        if isinstance(error, OSError) and error.filename is not None:
+            return fail(_not_written(error), 2)
+        return fail(str(error), 2)
     except (KeyboardInterrupt, click.Abort):
         return fail(Interrupted().message, 3)
     except OSError as error:

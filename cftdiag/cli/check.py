@@ -283,6 +283,7 @@ def check(
     else:
         check_script.refuse_own()
     _refuse(options)
+    early.refuse_config(config_path)
     if repro is not None:
         repro_files.refuse(options["model"], other=bool(command or config_path))
     every_scope = options["compile_scope"] == ALL_SCOPES

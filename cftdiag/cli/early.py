@@ -67,6 +67,30 @@ def _top_names(tree: ast.Module) -> set[str] | None:
     return names
 
 
+def refuse_config(path: str | None) -> None:
+    """Refuse a configuration of the trainer that is no YAML mapping."""
+    if path is None:
+        return
+    import yaml
+
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or "not UTF-8 text"
+        raise click.UsageError(f"{path}: cannot be read ({reason}); give the trainer's YAML") from error
+    try:
+        data = yaml.safe_load(text)
+    except (yaml.YAMLError, RecursionError) as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f":{mark.line + 1}" if mark is not None else ""
+        problem = getattr(error, "problem", None) or type(error).__name__
+        raise click.UsageError(f"{path}{line}: no YAML: {problem}; mend the file") from error
+    if not isinstance(data, dict):
+        raise click.UsageError(
+            f"{path}: holds {_article(type(data))}, not options by name; write lines such as `batch_size: 8`"
+        )
+
+
 def refuse_settings(settings: Mapping[str, Any]) -> None:
     """Refuse a torch setting that the installed torch has not, or with a value of another type."""
     for name, value in settings.items():

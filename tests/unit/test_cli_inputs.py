@@ -106,6 +106,25 @@ def test_source_is_looked_at_before_it_is_imported(
 
 
 @pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("a: [1\nb: 2\n", "run.yaml:2: no YAML"),
+        ("- 1\n", "holds a list"),
+        ("", "holds a NoneType"),
+        ("[" * 5000, "no YAML"),
+        (None, "cannot be read (No such file"),
+    ],
+)
+def test_yaml_is_read_before_torch_is_imported(
+    text: str | None, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "run.yaml"
+    if text is not None:
+        path.write_text(text)
+    assert says in _refused(capsys, "check", "--config", str(path))
+
+
+@pytest.mark.parametrize(
     "source",
     [
         "from helper import build\n",

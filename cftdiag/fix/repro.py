@@ -96,8 +96,7 @@ for i, batch in enumerate(batches):
         train(model, batch)
     except Exception as error:
         print(f"step {{i + 1}}: {{type(error).__name__}}: {{error}}")
-        sys.exit(1)
-{judge}"""
+{on_error}{judge}"""
 
 _WATCH = {
     "limit_hit": "torch._dynamo.config.fail_on_recompile_limit_hit = True",

@@ -49,6 +49,20 @@ def test_a_recompile_is_shown_and_is_gone_when_mended(warm):
     assert warm.run(text, check=False).returncode == 0
 
 
+def test_another_recompile_on_the_way_is_let_happen(warm):
+    """The second block sees a gradient that the first does not: no fault of the lengths."""
+    source = LENGTHS.replace(", requires_grad=True", "")
+    data = _checked(
+        "recompile", "seq_len", "tensor 'x' size mismatch at index 1. expected 5, actual 6", ("0", "1")
+    )
+    [text] = repros(data, source).values()
+    done = warm.run(text, check=False)
+    assert done.returncode == 1
+    first, second = done.stdout.split("step 2: ")
+    assert "requires_grad mismatch" in first and "size mismatch at index 1" not in first
+    assert "size mismatch at index 1. expected 5, actual 6" in second
+
+
 def test_a_break_is_shown(warm):
     data = _checked("graph_break", "tensor.item", None)
     [text] = repros(data, CAUSES["tensor.item"].example).values()

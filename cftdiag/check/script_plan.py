@@ -21,6 +21,8 @@ Shape = tuple[int, int]
 @dataclasses.dataclass(kw_only=True)
 class _Regime:
     representative: Shape
+    compiles: int = 1
+    """Graphs of one code object: blocks of one class can differ in more than their shapes."""
     met: Counter[Shape] = dataclasses.field(default_factory=Counter)
 
     def to_dict(self, number: int) -> dict[str, Any]:
@@ -31,6 +33,7 @@ class _Regime:
             "bounds": [*_bounds("B", {b for b, _ in self.met}), *_bounds("S", {s for _, s in self.met})],
             "representative": {"batch_size": rows, "length": length, "variant": ""},
             "visits": sum(self.met.values()),
+            "compiles": self.compiles,
         }
 
 
@@ -38,17 +41,20 @@ def forecast(batches: Sequence[Mapping[str, Any]], compiles: Iterable[Mapping[st
     """``regimes`` and ``points`` of ``CheckReport.forecast``: a new shape whose step compiles begins a regime, any
     other one belongs to the last that was begun for its number of rows, else to the last of all.
     """
-    compiled = {
-        (c["step"], c["batch_size"], c["length"]) for c in compiles if c["batch_size"] and c["length"]
-    }
+    compiled: dict[tuple[int, int, int], Counter[str]] = {}
+    for c in compiles:
+        if c["batch_size"] and c["length"]:
+            code = str(c.get("compile_id")).partition("/")[0]
+            compiled.setdefault((c["step"], c["batch_size"], c["length"]), Counter())[code] += 1
     regimes: list[_Regime] = []
     of: dict[Shape, _Regime | None] = {}
     for batch in batches:
         for rows, length in batch["shapes"]:
             shape = (rows, length)
             if shape not in of:
-                if (batch["step"], *shape) in compiled:
-                    regimes.append(_Regime(representative=shape))
+                graphs = compiled.get((batch["step"], *shape))
+                if graphs:
+                    regimes.append(_Regime(representative=shape, compiles=max(graphs.values())))
                     of[shape] = regimes[-1]
                 else:
                     alike = [r for r in regimes if r.representative[0] == rows] or regimes
@@ -99,4 +105,8 @@ def plan(report: Mapping[str, Any], findings: Iterable[Finding], settings: Mappi
         "target": report["target"],
         "depth": report["depth"],
     }
-    return make_plan(fingerprint, report["forecast"], rows)
+    # as often as one code compiles in it
+    regimes = [
+        {**r, "id": r["id"] + "'" * i} for r in report["forecast"]["regimes"] for i in range(r["compiles"])
+    ]
+    return make_plan(fingerprint, {**report["forecast"], "regimes": regimes}, rows)

@@ -53,14 +53,20 @@ class Planned:
 
     def foresees(self, event: Event, batch: tuple[int, int] | None) -> bool | None:
         """True when the event's (code, batch shape) falls in a regime that this rank has not compiled yet;
-        None without a shape.
+        None without a shape. A regime that the plan names several times is compiled as often.
 
         A recompile and the compile that follows it are one: both ask with the same compile id and get the
         same answer.
         """
         if batch is None:
             return None
-        regime = self._plan.regime_of(*batch)
-        if regime is None:
+        first = next((r for r in self._plan.regimes if r.covers(*batch)), None)
+        if first is None:
             return False
-        return self._taken.setdefault(event.code, {}).setdefault(regime, event.compile_id) == event.compile_id
+        taken = self._taken.setdefault(event.code, {})
+        alike = [r.id for r in self._plan.regimes if (r.bounds, r.variants) == (first.bounds, first.variants)]
+        free = [name for name in alike if name not in taken]
+        known = [name for name in alike if name in taken and taken[name] == event.compile_id]
+        if not known and free:
+            taken[free[0]] = event.compile_id
+        return bool(known or free)

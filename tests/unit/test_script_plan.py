@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 
 from cftdiag.check import script_plan
+from cftdiag.details import CompileDetail
+from cftdiag.events import Code, Event
 from cftdiag.findings import Finding, Remedy
 from cftdiag.forecast.data_files import read_lengths
+from cftdiag.monitor.plan_match import Planned
 from cftdiag.plan import load_plan
 
 BATCHES = [
@@ -20,11 +23,12 @@ BATCHES = [
     {"step": 4, "shapes": [[1, 41]]},
 ]
 COMPILES = [
-    {"step": 1, "batch_size": 4, "length": 30},
-    {"step": 1, "batch_size": 4, "length": 30},
-    {"step": 2, "batch_size": 4, "length": 35},
-    {"step": 4, "batch_size": 1, "length": 41},
-    {"step": 4, "batch_size": None, "length": None},
+    {"step": 1, "batch_size": 4, "length": 30, "compile_id": "0/0"},
+    {"step": 1, "batch_size": 4, "length": 30, "compile_id": "0/1"},
+    {"step": 1, "batch_size": 4, "length": 30, "compile_id": "1/0"},
+    {"step": 2, "batch_size": 4, "length": 35, "compile_id": "0/2"},
+    {"step": 4, "batch_size": 1, "length": 41, "compile_id": "0/3"},
+    {"step": 4, "batch_size": None, "length": None, "compile_id": "2/0"},
 ]
 
 
@@ -57,6 +61,16 @@ def test_plan_names_what_to_warm_and_what_was_proved(tmp_path: Path) -> None:
     plan = load_plan(tmp_path / "plan.json", {"torch": "2.13.0", "world_size": 2})
     assert plan.warm == ((4, 30, ""), (4, 35, ""), (1, 41, ""))
     assert plan.regime_of(4, 50) == "r1" and plan.regime_of(4, 33) is None
+    planned, code = Planned("plan", plan), Code(qualname="forward", file="train.py", line=1)
+
+    def foreseen(compile_id: str, batch: tuple[int, int]) -> bool | None:
+        detail = CompileDetail(status="ok")
+        event = Event(kind="compile", time=0.0, step=1, code=code, compile_id=compile_id, detail=detail)
+        return planned.foresees(event, batch)
+
+    # two blocks of one class that differ: the plan foresees two graphs for the shape, and each is asked for twice
+    assert [foreseen(i, (4, 30)) for i in ("0/0", "0/0", "0/1", "0/1", "0/2")] == [True] * 4 + [False]
+    assert foreseen("0/3", (4, 40)) and not foreseen("0/4", (4, 33))
     assert [(s.key.rpartition(".")[2], s.verified) for s in plan.settings] == [
         ("recompile_limit", None),
         ("specialize_float", True),

@@ -815,3 +815,22 @@ def test_a_class_that_is_called_is_named_and_not_its_bases_constructor() -> None
     found = the(diagnose([event], Context(blocks=BLOCKS)))
     assert found.cause == "unsupported_call"
     assert found.explanation == "`w = ctypes.c_int(n)` calls `ctypes.c_int`, which Dynamo does not trace."
+
+
+def test_an_error_that_only_fullgraph_meets_in_a_broken_block_is_evidence_of_the_break() -> None:
+    def error(block: str) -> Event:
+        said = {"type": "PendingUnbackedSymbolNotFound", "message": "Pending unbacked symbols {zuf1}"}
+        return Event(
+            kind="error", time=1.0, step=1, block=block, code=CODE, detail=detail_of("error", said), stack=()
+        )
+
+    broke = broken("GB0124", ITEM, "n = x.sum().item()")
+    two = (*BLOCKS[:2], Block(fqn="head", cls="Head", kind="b", index=None))
+    found = the(diagnose([broke], Context(blocks=two, fullgraph_breaks=(error("layers.1"),))))
+    assert (found.kind, found.severity) == ("graph_break", "error")
+    assert any("PendingUnbackedSymbolNotFound" in line for line in found.evidence)
+    apart = diagnose([broke], Context(blocks=two, fullgraph_breaks=(error("head"),)))
+    assert {(f.kind, f.cause) for f in apart} == {
+        ("graph_break", "tensor.item"),
+        ("error", "fullgraph_error"),
+    }

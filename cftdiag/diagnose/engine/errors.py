@@ -35,7 +35,10 @@ _OF_BACKWARD = ("donated_buffer", "double_backward", "unused_subclass_output")
 
 def gather(events: Sequence[Event], context: Context, drafts: Drafts) -> None:
     """Draft errors, wrong numerics and performance findings."""
-    for event in (*events, *(e for e in context.fullgraph_breaks if e.kind == "error")):
+    refused = [e for e in context.fullgraph_breaks if e.kind == "error"]
+    for event in (*events, *refused):
+        if event in refused and _behind_break(event, context, drafts):
+            continue
         if event.kind == "error":
             _error(event.failed, event, events, context, drafts)
         elif event.kind == "limit_hit":
@@ -52,6 +55,25 @@ def gather(events: Sequence[Event], context: Context, drafts: Drafts) -> None:
     _ranks(events, drafts)
     _caches(events, drafts)
     _eager(context, drafts)
+
+
+def _behind_break(event: Event, context: Context, drafts: Drafts) -> bool:
+    """True for an error that only fullgraph=True meets, in blocks whose graph breaks: the run does not have it, so it
+    is evidence of the breaks, which fullgraph refuses too.
+    """
+    said = event.failed
+    if errors.classify(
+        said.type, said.message, limit_hit=False, cast=False, create_graph=said.create_graph
+    ) != ("fullgraph_error"):
+        return False
+    name = region(event)
+    blocks = set(context.same_kind(name)) | {name}
+    behind = [d for d in drafts.of("graph_break") if blocks & set(d.blocks)]
+    for draft in behind:
+        draft.severity = "error"
+        first, _ = errors.told(said.message)
+        draft.note(f"fullgraph=True refuses the block too: {said.type}: {shorten(first, 300)}")
+    return bool(behind)
 
 
 def _error(

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.faults.fault import Fault
 from tests.faults.program import Placed, Program
 
 WARNED = ("warning", "error")
@@ -38,6 +37,9 @@ class Expected:
     blocks: frozenset[str]
     held_by: frozenset[str]
     steps: frozenset[int]
+    alone: frozenset[int]
+    """The steps of records that no other fault of the program is in: torch names one guard of each cached entry, and a
+    call can miss one entry by this fault and another by that one."""
     advice: str
     log: str
 
@@ -75,7 +77,9 @@ def expected(program: Program, truth: Mapping[str, Any]) -> list[Expected]:
         )
         if not owners and not beside and not follows and not special:
             raise NotConfirmed(f"beside the fault: {event['kind']}: {event['text'][:600]}")
-    return [_expect(placed, events) for placed, events in zip(program.placed, told, strict=True)]
+    ids = [{id(e) for e in events} for events in told]
+    others = [set().union(*(o for o in ids if o is not own)) for own in ids]
+    return [_expect(*each) for each in zip(program.placed, told, others, strict=True)]
 
 
 def _special(program: Program) -> bool:
@@ -121,7 +125,7 @@ def places(kind: str, text: str) -> list[tuple[str, int]]:
     return [(file, int(line)) for file, line in told]
 
 
-def _expect(placed: Placed, events: Sequence[Mapping[str, Any]]) -> Expected:
+def _expect(placed: Placed, events: Sequence[Mapping[str, Any]], shared: set[int]) -> Expected:
     fault = placed.fault
     if not events:
         raise NotConfirmed(f"torch's log does not show {placed.injector}")
@@ -141,9 +145,12 @@ def _expect(placed: Placed, events: Sequence[Mapping[str, Any]]) -> Expected:
         kinds=("recompile", "limit_hit") if limit else (fault.kind,),
         causes=fault.causes,
         lines=lines,
-        blocks=frozenset(e["block"] for e in own if e["block"]),
+        blocks=frozenset(
+            e["block"] for e in own if e["block"] and (id(e) not in shared or _only(own, shared))
+        ),
         held_by=frozenset(placed.blocks),
         steps=frozenset(e["step"] for e in own),
+        alone=frozenset(e["step"] for e in own if id(e) not in shared),
         advice=fault.advice,
         log="\n".join(e["text"] for e in own[:2])[:1500],
     )
@@ -176,6 +183,10 @@ def compare(
         allowed |= {("recompile", cause) for cause in _OTHER_CLASS_CAUSES}
     wrong += [f"beside: {show(f)}" for f in left if (f["kind"], f["cause"]) not in allowed]
     return wrong
+
+
+def _only(events: Sequence[Mapping[str, Any]], shared: set[int]) -> bool:
+    return all(id(e) in shared for e in events)
 
 
 def _placed_right(finding: Mapping[str, Any], want: Expected) -> bool:
@@ -239,12 +250,13 @@ def _short(file: str | None) -> str:
     return "/".join(Path(file).parts[-2:]) if file else "?"
 
 
-def mends(fault: Fault, truth: Mapping[str, Any]) -> bool:
-    """True when torch's log of the mended program no longer has the fault."""
-    if truth.get("broken") or (truth["error"] and fault.kind != "error"):
-        return False
+def mends(before: Placed, after: Placed, truth: Mapping[str, Any]) -> bool:
+    """True when torch's log of the mended program no longer has the fault; ``after`` is its place in that program."""
+    fault = before.fault
     kinds = {fault.kind, "recompile"} if fault.kind == "limit_hit" else {fault.kind}
-    return (
-        not any(e["kind"] in kinds and re.search(fault.log, e["text"], re.DOTALL) for e in truth["events"])
-        and not truth["error"]
-    )
+
+    def is_left(event: Mapping[str, Any]) -> bool:
+        told = event["kind"] in kinds and re.search(fault.log, event["text"], re.DOTALL)
+        return bool(told) and (fault.lines != "log" or bool(_own(event, after)))
+
+    return not truth["error"] and not any(is_left(e) for e in truth["events"])

@@ -185,7 +185,8 @@ def _mended(bench: Bench, program: Program, placed: Placed) -> bool:
         return False
     folder = program.path.parent / f"mended_{placed.injector}"
     rebuilt = rewrite(program, {placed.injector: fault}, folder)
-    return mends(placed.fault, bench.truth.observe(rebuilt.path, backend=_backend(program)))
+    (after,) = (p for p in rebuilt.placed if p.injector == placed.injector)
+    return mends(placed, after, bench.truth.observe(rebuilt.path, backend=_backend(program)))
 
 
 def rewrite(program: Program, faults: dict[str, Any], folder: Path) -> Program:

@@ -11,7 +11,7 @@ def fault(random: Random) -> Fault:
     return Fault(
         kind="recompile",
         cause="class_attr",
-        log=rf"{name}",
+        log=rf"\b{name}\b",
         top=f"""
             class Settings:
                 {name} = 1.0

@@ -11,7 +11,7 @@ def fault(random: Random) -> Fault:
     return Fault(
         kind="recompile",
         cause="module_float_attr",
-        log=rf"{name}",
+        log=rf"\b{name}\b",
         init=f"self.{name} = 1.0",
         body=f"x = x * self.{name}  # HERE",
         before_step=f"""

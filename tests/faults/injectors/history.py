@@ -10,7 +10,7 @@ def fault(random: Random) -> Fault:
     return Fault(
         kind="recompile",
         cause="container_len",
-        log=rf"{name}",
+        log=rf"\b{name}\b",
         init=f"self.{name} = []",
         body=f"""
             self.{name}.append(x.shape[1])  # HERE

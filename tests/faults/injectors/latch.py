@@ -10,7 +10,7 @@ def fault(random: Random) -> Fault:
     return Fault(
         kind="recompile",
         cause="first_call_latch",
-        log=rf"{name}",
+        log=rf"\b{name}\b",
         init=f"self.{name} = None",
         body=f"""
             if self.{name} is None:  # HERE

@@ -12,7 +12,7 @@ def fault(random: Random) -> Fault:
     return Fault(
         kind="recompile",
         cause="module_str_attr",
-        log=rf"{name}",
+        log=rf"\b{name}\b",
         init=f"self.{name} = {one!r}",
         body=f"""
             if self.{name} == {one!r}:  # HERE

@@ -11,7 +11,7 @@ def fault(random: Random) -> Fault:
     return Fault(
         kind="recompile",
         cause=("closure_identity",),
-        log=rf"{name}",
+        log=rf"\b{name}\b",
         top="""
             def make(bounds):
                 def apply(states):

@@ -11,7 +11,7 @@ def fault(random: Random) -> Fault:
     return Fault(
         kind="recompile",
         cause="helper_class_identity",
-        log=rf"{name}",
+        log=rf"\b{name}\b",
         top="""
             class Plain:
                 def apply(self, states):

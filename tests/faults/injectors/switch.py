@@ -11,7 +11,7 @@ def fault(random: Random) -> Fault:
     return Fault(
         kind="recompile",
         cause="module_bool_attr",
-        log=rf"{name}",
+        log=rf"\b{name}\b",
         init=f"self.{name} = False",
         body=f"""
             if self.{name}:  # HERE

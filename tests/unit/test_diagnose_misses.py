@@ -589,6 +589,13 @@ def test_recompiles_of_a_helper_compiled_after_a_break_are_its_evidence() -> Non
     found = the(diagnose([compiled(), broken, event], Context(blocks=BLOCKS)))
     assert found.kind == "graph_break"
     assert any("recompiles what follows the break" in line for line in found.evidence)
+    # a setting that a later step finds changed is missed in a whole block as well
+    setting = missed("self.mode == 'a'", actual="'b'", entry="1/0", step=3, code=helper)
+    made = dataclasses.replace(compiled("1/0"), code=helper)
+    both = diagnose([compiled(), broken, made, setting], Context(blocks=BLOCKS))
+    assert {f.cause for f in both} == {"generic_break", "module_str_attr"}
+    at_once = dataclasses.replace(setting, step=1)
+    assert len(diagnose([compiled(), broken, made, at_once], Context(blocks=BLOCKS))) == 1
 
 
 SAYS = [

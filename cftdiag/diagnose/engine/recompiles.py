@@ -50,6 +50,8 @@ def _follows_break(miss: Miss, drafts: Drafts) -> bool:
     if not drafts.of("graph_break"):
         return False
     if miss.history.helper(miss) and any(miss.block in d.blocks for d in drafts.of("graph_break")):
+        if _set_later(miss):
+            return False
         return miss.guard.kind not in ("size", "shape") or not _of_the_batch(miss)
     if not miss.resumed or root in ("", "G") or miss.on_module():
         return False
@@ -58,6 +60,20 @@ def _follows_break(miss: Miss, drafts: Drafts) -> bool:
         return False
     return miss.guard.kind not in ("size", "shape", "stride", "requires_grad", "dtype") or not _of_the_batch(
         miss
+    )
+
+
+def _set_later(miss: Miss) -> bool:
+    """True for a setting of the block or of a module of Python that was another when a step before compiled the code:
+    it would be missed in a whole block too.
+    """
+    made = miss.history.compiles.get(miss.entry or "")
+    settings = ("value", "none", "attribute", "length", "keys", "contains")
+    return (
+        (miss.on_module() or miss.guard.root == "G")
+        and miss.guard.kind in settings
+        and made is not None
+        and made.step < miss.event.step
     )
 
 

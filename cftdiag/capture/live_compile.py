@@ -22,6 +22,10 @@ from cftdiag.torch_private.compile_frame import CompileFrame, innermost_compile,
 from cftdiag.torch_private.wrappers import strip, unwrap
 
 
+#: Where a module keeps its members: a step of a source's path that is no part of a name.
+_STORES = frozenset({"_modules", "__dict__"})
+
+
 class LiveCompile:
     """One look at the stack (a :class:`~cftdiag.capture.compile_state.Live`). Made inside a log handler, used
     there, dropped there.
@@ -209,4 +213,4 @@ class LiveCompile:
         if first is None or not path.startswith(prefix):
             return None
         tail = guards.parts(path, len(prefix))
-        return strip(".".join(part for part in [self._name, *tail] if part and part != "_modules"))
+        return strip(".".join(part for part in [self._name, *tail] if part and part not in _STORES))

@@ -48,14 +48,17 @@ def leave_our_frames_alone() -> None:
 
 
 def codes(module: ModuleType) -> list[CodeType]:
-    """Code objects of the functions and methods that a module defines, nested ones included."""
+    """Code objects of the functions and methods that a module defines, nested ones included.
+
+    A decorator's own code is not among them: everybody's context managers share that of ``contextlib``.
+    """
     found: dict[int, CodeType] = {}  # by identity: two equal lambdas are two frames
     todo: list[Any] = [v for v in vars(module).values() if getattr(v, "__module__", None) == module.__name__]
     while todo:
         value = todo.pop()
         if not isinstance(value, CodeType):
             todo += _inside(value)
-        elif id(value) not in found:
+        elif id(value) not in found and value.co_filename in (getattr(module, "__file__", None), "<string>"):
             found[id(value)] = value
             todo += value.co_consts
     return list(found.values())

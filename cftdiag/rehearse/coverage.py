@@ -32,12 +32,16 @@ class Counter:
         self._models = models
         self._known: set[int] = set()
         self.compiled = 0.0
+        self.paused = False
+        """True during what is no part of a training step."""
         self.eager: collections.Counter[str] = collections.Counter()
         self._by_graph: dict[tuple[Graph, tuple[Any, ...]], float] = {}
         self._owners: dict[int, str] = {}
 
     def graph_ran(self, graph: Graph, env: Environment) -> None:
         """One run of a compiled graph."""
+        if self.paused:
+            return
         key = (graph, tuple(env.values()))
         if key not in self._by_graph:
             self._by_graph[key] = _graph_flops(graph, env)
@@ -46,7 +50,11 @@ class Counter:
     def operator_ran(self, func: Any, args: Sequence[Any], kwargs: Any, out: Any) -> None:
         """One operator outside compiled graphs."""
         formula = flop_registry.get(getattr(func, "overloadpacket", None))
-        if formula is None or not all(type(a) in _PLAIN for a in args if isinstance(a, torch.Tensor)):
+        if (
+            self.paused
+            or formula is None
+            or not all(type(a) in _PLAIN for a in args if isinstance(a, torch.Tensor))
+        ):
             return  # also what is traced, whose graph is counted when it runs
         for model in self._models():
             if id(model) not in self._known:

@@ -13,17 +13,18 @@ from cftdiag.rehearse.settings import Rehearsal
 
 if TYPE_CHECKING:
     from cftdiag.rehearse.backend import Compiled
+    from cftdiag.rehearse.coverage import Counter
 
 #: Batches of one evaluation: the shapes repeat, and their arithmetic is skipped.
 BATCHES = 8
 
 
-def install(settings: Rehearsal, compiled: Compiled) -> None:
+def install(settings: Rehearsal, compiled: Compiled, counter: Counter) -> None:
     """Wait for transformers' Trainer."""
-    after_import("transformers.trainer", functools.partial(_extend, settings, compiled))
+    after_import("transformers.trainer", functools.partial(_extend, settings, compiled, counter))
 
 
-def _extend(settings: Rehearsal, compiled: Compiled, module: ModuleType) -> None:
+def _extend(settings: Rehearsal, compiled: Compiled, counter: Counter, module: ModuleType) -> None:
     trainer, base = module.Trainer, module.TrainerCallback
     real_init, real_loop = trainer.__init__, trainer.evaluation_loop
 
@@ -50,9 +51,11 @@ def _extend(settings: Rehearsal, compiled: Compiled, module: ModuleType) -> None
     @functools.wraps(real_loop)
     def evaluation_loop(self: Any, dataloader: Any, *args: Any, **kwargs: Any) -> Any:
         before, compiled.evaluated = compiled.evaluated, False
+        counter.paused = True
         try:
             return real_loop(self, _Few(dataloader), *args, **kwargs)
         finally:
+            counter.paused = False
             if not compiled.evaluated and not before:
                 compiled.note(
                     "the evaluation met no compiled module: Trainer evaluates the model that it was given, eager"

@@ -75,12 +75,12 @@ class _Training:
         self.launches = absent_kernels.Launches() if self.alias is None else absent_kernels.install()
         absent_packages.install(settings.stand_ins)
         pretrained.install(settings, self.applied)
-        hf_trainer.install(settings, self.compiled)
+        self.counter = coverage.Counter(self.monitor.models)
+        hf_trainer.install(settings, self.compiled, self.counter)
         self.stops = metrics.install(lambda: self.monitor.steps)
         self.until_the_end.enter_context(fastforward.routing_policy(settings.routing))
         fastforward.numbers_from(lambda: metrics.plausible(self.monitor.steps))
         self.collectives: collectives.Collectives | None = None
-        self.counter = coverage.Counter(self.monitor.models)
         if settings.plain:
             torch.compiler.set_stance("force_eager")
         elif not settings.weights:

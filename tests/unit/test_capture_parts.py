@@ -164,3 +164,13 @@ def test_position_ids_of_one_row_do_not_make_the_batch_one_row() -> None:
     hidden, positions = torch.empty(4, 587, 64), torch.empty(1, 587, dtype=torch.long)
     assert batch_shape((hidden,), {"position_ids": positions}) == (4, 587)
     assert batch_shape((positions, torch.empty(587, 587)), {}) == (1, 587)
+
+
+def test_a_member_is_named_without_the_dictionary_that_holds_it() -> None:
+    from cftdiag.capture.live_compile import LiveCompile
+
+    live, module = object.__new__(LiveCompile), object()
+    live._name, live._module, live._frame_locals = "wrapped", module, {"self": module}
+    source = "L['self'].__dict__['base_model']._modules['model'].__dict__['layers']._modules['0']"
+    assert live._relative(source) == "wrapped.base_model.model.layers.0"
+    assert live._relative("L['other'].__dict__['base_model']") is None

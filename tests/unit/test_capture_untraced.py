@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import types
 
@@ -13,6 +14,7 @@ from cftdiag.capture.untraced import codes
 
 def _module() -> types.ModuleType:
     module = types.ModuleType("ours")
+    module.__file__ = __file__
 
     def decorate(function):
         @functools.wraps(function)
@@ -45,6 +47,13 @@ def _module() -> types.ModuleType:
     def foreign():
         return None
 
+    @contextlib.contextmanager
+    def context():
+        yield
+
+    # what runs when it is called is contextlib's code, which the user's context managers run too
+    context.__module__ = "ours"
+    module.context = context
     module.outer, module.wrapped, module.Mode, module.foreign = outer, decorate(wrapped), Mode, foreign
     outer.__module__ = module.wrapped.__module__ = Mode.__module__ = "ours"
     return module
@@ -53,8 +62,9 @@ def _module() -> types.ModuleType:
 def test_every_function_of_a_module_and_no_other() -> None:
     names = sorted(code.co_name for code in codes(_module()))
     assert names == sorted(
-        ["outer", "inner", "<lambda>", "wrapper", "wrapped", "Mode.method"[5:], "made", "value"]
+        ["outer", "inner", "<lambda>", "wrapper", "wrapped", "Mode.method"[5:], "made", "value", "context"]
     )
+    assert not any(code.co_filename == contextlib.__file__ for code in codes(_module()))
 
 
 def test_what_records_and_what_rehearses_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

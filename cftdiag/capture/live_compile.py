@@ -21,7 +21,6 @@ from cftdiag.torch_private import guard_tree
 from cftdiag.torch_private.compile_frame import CompileFrame, innermost_compile, modules_calling
 from cftdiag.torch_private.wrappers import strip, unwrap
 
-
 #: Where a module keeps its members: a step of a source's path that is no part of a name.
 _STORES = frozenset({"_modules", "__dict__"})
 

@@ -53,6 +53,8 @@ VALUE_FREE = {
 READS = {local_scalar_dense, aten.is_nonzero, aten.equal, aten.item}
 _FACTORIES = {aten.zeros, aten.ones, aten.full, aten.rand, aten.randn}
 _RANDOM = {aten.rand, aten.randn, aten.normal_, aten.uniform_}
+#: Their shape functions do not look at dtypes.
+_ONE_DTYPE = {aten.mm, aten.addmm, aten.mv, aten.addmv}
 _SIZE_FROM_DATA = {
     aten.nonzero,
     aten.masked_select,
@@ -122,12 +124,22 @@ def output_specs(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> A
             key = (func, tuple(map(spec_of, tree_leaves((args, kwargs)))))
             if key in _specs:
                 return _specs[key]
+    _same_dtype(func, args)
     with disable_current_modes(), _fake:
         blank = tree_map_only(torch.Tensor, lambda t: empty(spec_of(t)), (args, kwargs))
         out = tree_map(spec_of, func(*blank[0], **blank[1]))
     if key is not None:
         _specs[key] = out
     return out
+
+
+def _same_dtype(func: Any, args: Sequence[Any]) -> None:
+    """Refuse what the kernels of matrix products refuse, and their shape functions let pass."""
+    if getattr(func, "overloadpacket", None) in _ONE_DTYPE:
+        dtypes = {t.dtype for t in tensors(args)}
+        if len(dtypes) > 1:
+            told = " and ".join(sorted(str(dtype) for dtype in dtypes))
+            raise RuntimeError(f"{func} needs matrices of the same dtype, but got {told}")
 
 
 def settle(out: torch.Tensor, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor:

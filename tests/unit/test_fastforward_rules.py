@@ -102,3 +102,16 @@ def test_notes_name_the_line_and_reset_forgets_them():
     assert found["where"]["file"] == __file__ and found["where"]["code"].endswith("# this line")
     reset()
     assert undetermined() == []
+
+
+def test_matrices_of_two_dtypes_are_refused_as_their_kernels_refuse_them():
+    x, weight, bias = skipped(2, 4).bfloat16(), skipped(5, 4), skipped(5)
+    with SkipMode():
+        for product in (
+            lambda: x @ weight.t(),
+            lambda: torch.nn.functional.linear(x, weight, bias),
+            lambda: torch.mv(x, weight[0]),
+        ):
+            with pytest.raises(RuntimeError, match=r"same dtype, but got torch\.bfloat16 and torch\.float32"):
+                product()
+        assert torch.nn.functional.linear(x.float(), weight, bias).shape == (2, 5)

@@ -27,10 +27,11 @@ class Block(nn.Module):
 
 model = nn.Sequential(*(Block() for _ in range(3)), nn.Linear(32, 8))
 mesh = init_device_mesh("cpu", (world,))
+precision = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
 for block in model[:3]:
     block.compile(backend=os.environ.get("BACKEND", "inductor"))
-    fully_shard(block, mesh=mesh, mp_policy=MixedPrecisionPolicy(torch.bfloat16, torch.float32))
-fully_shard(model, mesh=mesh)
+    fully_shard(block, mesh=mesh, mp_policy=precision)
+fully_shard(model, mesh=mesh, mp_policy=precision)
 for module in (*model[:3], model):
     # gloo has neither the averaging nor the scaling reduction
     module.set_force_sum_reduction_for_comms(True)

@@ -102,7 +102,10 @@ def ended(end: RankEnd, options: ScriptOptions) -> str:
         return f"{fault.error}: {shorten(fault.message, 300)}{place}"
     if outcome is not None and outcome.ended_by_limit:
         return f"ended after {options.steps} steps"
-    return "ran to its end" if end.exit_code == 0 else f"ended with exit code {end.exit_code}"
+    if end.exit_code == 0:
+        return "ran to its end"
+    said = f", last saying: {end.last_words}" if end.last_words else ""
+    return f"ended with exit code {end.exit_code}{said}"
 
 
 def _broken(end: RankEnd) -> bool:

@@ -22,6 +22,7 @@ from cftdiag.torch_private import rehearsal
 
 #: Backends that stop after Dynamo, whatever depth was asked for: AOTAutograd is not reached in the real run.
 _TRACED_ONLY = frozenset({"eager", "eager_noexcept", "eager_debug"})
+_COMPILING = ("inductor", "aot_eager", "aot_eager_decomp_partition")
 _KEPT = ("dynamic", "fullgraph", "mode", "options", "backend")
 
 
@@ -67,9 +68,19 @@ def install(settings: Rehearsal, applied: Applied) -> Compiled:
         return compile_graph(model_, inputs_)
 
     def by_name(self: Any, model_: Any, inputs_: Sequence[Any]) -> Callable[..., Any]:
+        if _is_scripts_own(self.compiler_fn) and not rehearsal.registered(
+            self.compiler_name, self.compiler_fn
+        ):
+            # it may count, check or rewrite graphs for the script; what it hands them to is ours
+            compiled.note(
+                f"backend {jsonable(self.compiler_fn)} is the script's own and was called; torch's backends that it "
+                f"looks up by name went to depth {depth}"
+            )
+            made: Callable[..., Any] = self.compiler_fn(model_, inputs_, **self.kwargs)
+            return made
         if self.compiler_name in _TRACED_ONLY:
             return trace(model_, inputs_)
-        if self.compiler_name not in ("aot_eager", "inductor", "aot_eager_decomp_partition"):
+        if self.compiler_name not in _COMPILING:
             compiled.note(
                 f"backend {self.compiler_name} was not run: its graphs were taken to depth {depth} instead"
             )
@@ -81,10 +92,19 @@ def install(settings: Rehearsal, applied: Applied) -> Compiled:
         return _nothing
 
     _on_compiled_calls(entered)
+    rehearsal.replace_backends(
+        {name: lambda model_, inputs_, **more: compile_graph(model_, inputs_) for name in _COMPILING}
+    )
     rehearsal.CompileByInductor.__call__ = by_inductor
     rehearsal.CompileByName.__call__ = by_name
     _watch_calls(compiled, settings, applied)
     return compiled
+
+
+def _is_scripts_own(backend: Any) -> bool:
+    """True for a backend that is no part of torch and none of ours."""
+    module = getattr(backend, "__module__", None) or type(backend).__module__
+    return not str(module).startswith(("torch.", "cftdiag.rehearse"))
 
 
 def _backends(settings: Rehearsal) -> tuple[Callable[..., Any], Callable[..., Any]]:

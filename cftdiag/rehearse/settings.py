@@ -153,5 +153,9 @@ class Outcome:
 
 
 def jsonable(value: Any) -> Any:
-    """The value itself where JSON has it, else its text."""
-    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+    """The value itself where JSON has it, the name of what is called, else its text."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if callable(value):
+        return getattr(value, "__qualname__", None) or type(value).__qualname__
+    return str(value)

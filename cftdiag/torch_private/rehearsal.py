@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from cftdiag.torch_private.names import Name, by_alias, resolve
@@ -41,6 +41,9 @@ _MODE_STACK = Name(
     "torch._dynamo.variables.torch_function:TorchFunctionModeStackVariable", "rehearsal", _COMPILED_CUDA
 )
 
+_BACKENDS = Name("torch._dynamo.backends.registry:_COMPILER_FNS", "rehearsal", _LOST)
+_LOOKUP = Name("torch._dynamo.backends.registry:lookup_backend", "rehearsal", _LOST)
+
 NAMES = (
     Name("torch:_TorchCompileInductorWrapper", "rehearsal", _LOST, alias="CompileByInductor"),
     Name("torch:_TorchCompileWrapper", "rehearsal", _LOST, alias="CompileByName"),
@@ -52,6 +55,8 @@ NAMES = (
         "why a frame was never compiled is not told",
         alias="skips",
     ),
+    _BACKENDS,
+    _LOOKUP,
     _COMM_HOOK,
     _IS_CUDA,
     _DEVICE,
@@ -117,6 +122,19 @@ def answer_devices(answer: Callable[[Any], Any]) -> None:
 def _replace(name: Name, new: Callable[..., Any]) -> None:
     owner, attribute = name.owner()
     setattr(owner, attribute, new)
+
+
+def replace_backends(new: Mapping[str, Callable[..., Any]]) -> None:
+    """Let these names mean other backends, for whoever looks them up from now on."""
+    for name, backend in new.items():
+        # torch registers its own at the first look-up, and refuses a name that is taken
+        _LOOKUP.get()(name)
+        _BACKENDS.get()[name] = backend
+
+
+def registered(name: str, backend: Callable[..., Any]) -> bool:
+    """True where torch knows this backend by this name."""
+    return _BACKENDS.get().get(name) is backend
 
 
 def replace_comm_hook(new: Callable[..., None]) -> Callable[..., None]:

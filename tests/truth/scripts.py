@@ -54,6 +54,10 @@ class Script:
         return [sys.executable, *(torchrun if self.ranks > 1 else []), *program, *self.arguments]
 
 
+_TRAINER = (
+    *"--demo --max-steps 3 --compile-model --max-tokens-per-gpu 512".split(),
+    *"--output-dir out --device cpu".split(),
+)
 _TRL = ("transformers", "datasets", "trl")
 SCRIPTS: Mapping[str, Script] = {
     "gpt_loop": Script(path="gpt_loop.py"),
@@ -70,6 +74,7 @@ SCRIPTS: Mapping[str, Script] = {
     "accelerate_lora_ddp": Script(
         path="accelerate_lora.py", arguments=("--cpu",), ranks=2, needs=("accelerate", "peft")
     ),
+    "trainer": Script(path="-m trainer", arguments=_TRAINER),
     "lightning_trainer": Script(path="lightning_trainer.py", needs=("lightning",)),
     "lightning_fabric": Script(path="lightning_fabric.py", needs=("lightning",)),
 }  # fmt: skip
@@ -107,7 +112,11 @@ def real(script: Script, folder: Path) -> Told:
     """What the monitor sees of the same command."""
     run = folder.with_name(folder.name + ".run")
     backend = "aot_eager" if script.target is None else "inductor"
-    _cftdiag(folder, ["run", "--run-dir", str(run), "--", *script.command], {"BACKEND": backend})
+    _cftdiag(
+        folder,
+        ["run", "--run-dir", str(run), "--", *script.command],
+        {"BACKEND": backend, "TORCH_COMPILE_BACKEND": backend},
+    )
     return _told(report(run))
 
 

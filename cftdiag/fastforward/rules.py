@@ -53,6 +53,8 @@ VALUE_FREE = {
 READS = {local_scalar_dense, aten.is_nonzero, aten.equal, aten.item}
 _FACTORIES = {aten.zeros, aten.ones, aten.full, aten.rand, aten.randn}
 _RANDOM = {aten.rand, aten.randn, aten.normal_, aten.uniform_}
+#: Their elements stay apart: what is known of one is not lost by what is not known of another.
+_JOINS = {aten.stack, aten.cat}
 #: Their shape functions do not look at dtypes.
 _ONE_DTYPE = {aten.mm, aten.addmm, aten.mv, aten.addmv}
 _SIZE_FROM_DATA = {
@@ -229,6 +231,13 @@ def _too_big(
     return any(t.numel() > (SMALL if packet in _RANDOM else CAP) for t in ins)
 
 
+def _part_is_known(ins: Sequence[torch.Tensor]) -> bool:
+    """Whether few elements are joined, and some of them were computed."""
+    return (
+        min(map(status, ins)) < SKIPPED and sum(t.numel() for t in ins) <= SMALL and all(map(is_float, ins))
+    )
+
+
 @rule(amp_unscale.default)
 def _gradients_are_finite(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """A gradient scaler skips the step of a gradient that overflows; one that nobody computed does not."""
@@ -251,6 +260,9 @@ def evaluate(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         return assumed_values.scalar(ins[0].dtype) if level == SKIPPED else func(*args, **kwargs)
     if packet in VALUE_FREE and _filled_for_real(packet, ins[0], args, kwargs):
         return func(*args, **kwargs)
+    if level == SKIPPED and packet in _JOINS and _part_is_known(ins):
+        # a flag that travels with a loss: where it is read, it must be the flag
+        return mark(func(*tree_map_only(torch.Tensor, _stand_in, args), **kwargs), ASSUMED)
     if level == SKIPPED or _too_big(packet, ins, args, kwargs):
         return skip_mutable(func, args, kwargs) if schema.is_mutable else allocate(func, args, kwargs)
     if level and packet in _SIZE_FROM_DATA:

@@ -115,3 +115,13 @@ def test_matrices_of_two_dtypes_are_refused_as_their_kernels_refuse_them():
             with pytest.raises(RuntimeError, match=r"same dtype, but got torch\.bfloat16 and torch\.float32"):
                 product()
         assert torch.nn.functional.linear(x.float(), weight, bias).shape == (2, 5)
+
+
+def test_a_flag_that_travels_with_a_skipped_loss_is_still_that_flag():
+    with SkipMode():
+        shared = torch.stack([skipped(), torch.zeros(()), torch.full((), 3.0)])
+        assert status(shared) == ASSUMED
+        loss, stop, count = shared.tolist()
+        assert (stop, count) == (0.0, 3.0) and loss > 0
+        assert status(torch.stack([skipped(), skipped()])) == SKIPPED
+        assert status(torch.cat([skipped(512, 512), torch.zeros(1, 512)])) == SKIPPED

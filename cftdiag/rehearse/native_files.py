@@ -21,7 +21,7 @@ _OPENING: dict[str, tuple[tuple[str, int, str, bool], ...]] = {
     "pyarrow.parquet": (("write_table", 1, "where", True), ("read_table", 0, "source", False)),
     "sqlite3.dbapi2": (("connect", 0, "database", True),),
     "h5py": (("File.__init__", 1, "name", True),),
-    "torch": (("load", 0, "f", False),),
+    "torch": (("load", 0, "f", False), ("from_file", 0, "filename", True)),
     "torch.profiler.profiler": (("profile.export_chrome_trace", 1, "path", True),),
     "torch.autograd.profiler": (("profile.export_chrome_trace", 1, "path", True),),
 }

@@ -98,12 +98,9 @@ class CompileRequests:
         if any(_cached(code) for code in codes):
             return True  # compiled before anybody listened
         name = name_of(target)
-        if (
-            name is None
-            and id(target) in self._wrapped
-            and any(_INLINED in file for file, _ in self._compiled)
-        ):
-            return True  # torch wraps a module of its own files in one function for all: which one it was is not known
+        inlined = any(_INLINED in file for file, _ in self._compiled)
+        if inlined and id(target) in self._wrapped and any(map(_skipped, codes)):
+            return True  # torch wraps modules of its own files in one function: equal ones share its graph
         # the frame of a whole model may be skipped while those of modules inside are compiled
         return name is not None and any(
             block == name or block.startswith(f"{name}.") or name in ("", "<root>") for block in self._blocks

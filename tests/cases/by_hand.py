@@ -980,6 +980,24 @@ CARRIED_OUT = (
     ),
     CarriedOut(
         cause="compiled_region_not_reached",
+        remedy="Put the {skipped_class}",
+        variant=(
+            (
+                "nn.ModuleList(Block() for _ in range(layers))",
+                "nn.ModuleList(nn.Sequential(nn.Linear(8, 8)) for _ in range(layers))",
+            ),
+            ("x = block.forward(x)", "x = block(x)"),
+        ),
+        edits=(
+            (
+                _BUILD,
+                "def wrap(model):\n    for index, block in enumerate(model.layers):\n"
+                '        model.layers[index] = torch.compile(block, backend="aot_eager")\n\n\n' + _BUILD,
+            ),
+        ),
+    ),
+    CarriedOut(
+        cause="compiled_region_not_reached",
         remedy="Use block.compile()",
         variant=(
             ("x = block.forward(x)", "x = block(x)"),

@@ -71,7 +71,11 @@ def test_a_module_of_torch_in_a_wrapper_is_compiled() -> None:
     """
     x = torch.ones(2, 4)
     sequential = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
-    assert not _idle(lambda: torch.compile(sequential, backend="eager"), lambda wrapped: wrapped(x))
+    equal = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
+    assert not _idle(
+        lambda: [torch.compile(module, backend="eager") for module in (sequential, equal)],
+        lambda wrapped: [module(x) for module in wrapped],
+    )
 
     torch._dynamo.reset()
     model = Block()

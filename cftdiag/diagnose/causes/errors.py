@@ -93,7 +93,8 @@ CAUSES = (
         kinds=("error",),
         remedies=(
             Remedy(
-                summary="Put the {skipped_class} into a module with a forward of its own, or torch.compile a function that calls it."
+                summary="Put the {skipped_class} into a module with a forward of its own, or put the result of torch.compile(module) "
+                "in its place: module.compile() leaves it eager."
             ),
             Remedy(
                 summary="Use block.compile() (in place), or put torch.compile's result back into the model."

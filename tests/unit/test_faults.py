@@ -148,3 +148,30 @@ def test_a_finding_beside_the_fault_and_a_remedy_that_does_not_work_are_wrong(tm
     moved = finding(made)
     moved["where"]["line"] += 1
     assert "placed at" in compare({"findings": [moved]}, wanted, made, lambda _: True)[0]
+
+
+def test_a_record_of_two_faults_holds_neither_to_its_step(tmp_path: Path) -> None:
+    latch, size = (
+        Fault(kind="recompile", cause=c, log=log, body="x = x * 1.0  # HERE", lines="block", advice="once")
+        for c, log in (("first_call_latch", "_state is None"), ("seq_len", "size mismatch"))
+    )
+    chosen = [
+        Choice(injector=n, fault=f, style="block", attribute="", holder="LlamaDecoderLayer", chosen=None)
+        for n, f in (("latch", latch), ("size", size))
+    ]
+    made = write(LLAMA, chosen, tmp_path, 2, 7)
+    texts = {2: "Recompiling: _state is None", 3: "Recompiling: size mismatch, _state is None"}
+    events = [
+        {"kind": "recompile", "step": step, "block": "model.layers.0", "text": text}
+        for step, text in texts.items()
+    ]
+    first, second = expected(made, {"events": events, "error": ""})
+    assert (first.alone, first.steps) == ({2}, {2, 3}) and (second.alone, second.steps) == (set(), {3})
+    for steps, right in (([2], True), ([2, 3], True), ([3], False)):
+        told = [
+            finding(made, kind="recompile", cause="first_call_latch", steps=steps),
+            finding(made, kind="recompile", cause="seq_len", steps=[3]),
+        ]
+        for each in told:
+            each["remedies"][0]["summary"] = "Do it once."
+        assert (compare({"findings": told}, [first, second], made, lambda _: True) == []) == right

@@ -18,5 +18,5 @@ def fault(random: Random) -> Fault:
             x = x + 0.01 * self.{name}
         """,
         advice=r"__init__|before|first call|warm",
-        mended={"init": f"self.{name} = torch.zeros(32)"},
+        mended={"init": f"self.{name} = torch.zeros(())"},
     )

@@ -106,6 +106,6 @@ def test_the_table_has_a_line_a_family_and_counts_each_class_once():
     lines = table(rows, {"causal": 5})
     assert len(lines) == 2 + len(FAMILIES) + 1
     assert lines[2].startswith("| causal | 5 | 2 | 1 | 0 | 1 |")
-    assert "1 of 2 classes agree or are explained (50.0 %); 2 of 5 are not run yet" in page(
+    assert "1 of the 2 classes that were run agree or are explained; 2 of 5 are not run yet" in page(
         rows, {"causal": 5}, {}
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import random
+import time
 import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -21,6 +22,10 @@ from tests.zoo.shrink import WAYS, Shrunk
 
 #: More parameters than this make a run of an entry too expensive, and say that the shrinking missed a field.
 MOST_PARAMETERS = 40_000_000
+
+
+#: Processor seconds after which the search for what trains ends.
+LONGEST_SEARCH_S = 60.0
 
 
 class NotTrainable(Exception):
@@ -134,6 +139,8 @@ def _form(entry: Entry, model: Any) -> tuple[Form | None, str]:
     _set_cache(model.config, False)
     why = ""
     for form in forms(entry.task, inspect.signature(model.forward).parameters):
+        if time.process_time() > LONGEST_SEARCH_S:  # a job has a process of its own
+            raise NotTrainable(f"not found within {LONGEST_SEARCH_S:.0f} s: {why}")
         tried = form
         for _ in range(3):
             try:

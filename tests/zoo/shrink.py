@@ -129,6 +129,8 @@ class Shrunk:
         """The largest number by which all heads and widths can be divided with two heads left."""
         if self.way == "shallow":
             return 1
+        if any(_HEADS.search(k) and isinstance(v, (list, tuple)) for own in parts for k, v in own.items()):
+            return 1  # stages of different widths, small already
         numbers = [(k, v) for own in parts for k, v in own.items() if type(v) is int and v > 1]
         heads = [v for k, v in numbers if _HEADS.search(k)]
         queries = [v for k, v in numbers if "attention_heads" in k] or heads

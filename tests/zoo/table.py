@@ -80,7 +80,7 @@ def page(rows: Sequence[Row], of: Mapping[str, int], versions: Mapping[str, str]
         " in a process without our code: compiles by step and block, places of breaks, blocks that break, hit the limit, are"
         " called, or are captured whole. How: [tests/zoo](../tests/zoo/README.md).",
         "",
-        f"{right} of {held} classes agree or are explained ({100 * right / held if held else 0:.1f} %);"
+        f"{right} of the {held} classes that were run agree or are explained;"
         f" {sum(of.values()) - len(rows)} of {sum(of.values())} are not run yet; `make zoo` goes on with them."
         f" One class takes {middle:.0f} s of a processor (median).",
         "",
@@ -91,11 +91,11 @@ def page(rows: Sequence[Row], of: Mapping[str, int], versions: Mapping[str, str]
         "",
         "## What differs, and what is explained",
         "",
-        *(details(rows) or ["Nothing."]),
+        *(details(rows) or ["Nothing so far."]),
         "",
         "## Not built here",
         "",
-        *(f"- {count}: {reason}" for reason, count in reasons.most_common()),
+        *([f"- {count}: {reason}" for reason, count in reasons.most_common()] or ["None so far."]),
     ]
     return "\n".join(lines) + "\n"
 

@@ -16,8 +16,8 @@ IGNORE = -100
 SCHEDULES: tuple[tuple[tuple[int, int, bool], ...], ...] = (
     ((3, 24, False), (3, 37, True), (2, 41, True), (1, 19, False)),
     ((3, 37, True), (3, 24, True), (3, 53, False), (2, 24, True)),
-    ((1, 24, False), (3, 31, True), (3, 24, False)),
-    ((2, 40, False), (2, 33, True), (1, 40, False)),
+    ((1, 24, False), (3, 31, True), (3, 45, False)),
+    ((2, 40, False), (2, 33, True), (1, 52, False)),
 )
 #: Names of labels, and of what is learned beside them.
 _CLASSES = ("SEQUENCE_CLASSIFICATION", "IMAGE_CLASSIFICATION", "VIDEO_CLASSIFICATION", "AUDIO_CLASSIFICATION")

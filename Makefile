@@ -52,7 +52,7 @@ bench: $(STAMP)  ## the check against torch._dynamo.explain, what the monitor co
 catalogue: $(STAMP)  ## check every model of the catalogue under three attentions; writes docs/viability.md, goes on where it stopped
 	$(BIN)/python -m cftdiag.check.viability $(CATALOGUE_ARGS)
 
-truth: $(STAMP)  ## hold predictions of --target cpu against real runs with Inductor and g++: half an hour
+truth: $(STAMP)  ## hold predictions of --target cpu against real runs with Inductor and g++: an hour
 	$(BIN)/python -m tests.truth $(TRUTH_ARGS)
 
 SEED ?= 0

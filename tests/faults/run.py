@@ -122,6 +122,8 @@ def one(
             "\n\n".join(_line(e) for e in truth["events"]) + f"\n{truth['error']}\n"
         )
         try:
+            if truth["error"] and bench.truth.observe(program.path, backend="")["error"]:
+                raise NotConfirmed(f"it fails without torch.compile too: {truth['error']}")
             wanted = expected(program, truth)
         except NotConfirmed as reason:
             rejected.append(f"{program.describe()}: {reason}")

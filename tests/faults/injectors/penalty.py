@@ -20,6 +20,7 @@ def fault(random: Random) -> Fault:
             return loss.detach()
         """,
         lines="block",
+        setup="model.set_attn_implementation('eager')  # SDPA has no second derivative on a CPU",
         alone=True,
         advice=r"eager|double|second|aot",
         mended={"step": "return default_step(model, batch)"},

@@ -40,7 +40,7 @@ def _predict(subject: cftdiag.Subject, *, fast_forward: str, dynamic: str) -> di
     started = time.monotonic()
     try:
         report = cftdiag.check(
-            subject, fast_forward=fast_forward, dynamic=dynamic, verify=False, timeout=120.0
+            subject, fast_forward=fast_forward, dynamic=dynamic, verify=False, timeout=1500.0
         )
     except CheckError as error:
         return {"error": f"{type(error).__name__}: {error}"}

@@ -188,13 +188,10 @@ def test_world_of_eight_is_sharded_and_its_hooks_run(ac, no_process_group, monke
     )  # FSDP's hook had gathered the parameters before the block was traced
 
 
-@pytest.mark.parametrize(
-    "scope",
-    [
-        pytest.param("model", marks=pytest.mark.everything("30 s; model and loss in one region stays")),
-        "model+loss",
-    ],
+@pytest.mark.everything(
+    "40 s each; a sharded world of blocks stays, and a region over all blocks in one process"
 )
+@pytest.mark.parametrize("scope", ["model", "model+loss"])
 def test_a_region_over_all_blocks_is_one_graph_in_a_sharded_world(scope, no_process_group):
     model = build_model(TINY)
     with SkipMode():

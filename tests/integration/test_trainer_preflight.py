@@ -141,6 +141,7 @@ def test_a_block_that_breaks_stops_the_run_before_the_first_step(
     assert not (out / "metrics.jsonl").exists() and not (out / "run").exists()
 
 
+@pytest.mark.everything("40 s; a break in a block and the command line stay")
 def test_a_model_that_breaks_outside_of_its_blocks_stops_a_whole_model_scope(
     tiny: Path, tmp_path: Path
 ) -> None:

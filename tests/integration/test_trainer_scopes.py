@@ -88,6 +88,7 @@ def test_inductor_trains_as_eager_does(fresh_dynamo: None, tiny: Path, tmp_path:
     assert compiled[0]["graphs"] == 2
 
 
+@pytest.mark.everything("two starts with g++; Inductor trains as eager does in `make test`, too")
 def test_compiled_artifacts_are_carried_to_the_next_start(tiny: Path, tmp_path: Path, warm: Warm) -> None:
     code = """
         import sys, trainer

@@ -476,6 +476,23 @@ def test_a_size_that_was_equal_to_another_by_chance_is_no_fault_of_a_line() -> N
     )
 
 
+@pytest.mark.parametrize(
+    ("apart", "cause"), [("L['pair'][0].size()[2]", "duck_shape"), ("L['z'].size()[0]", "size_specialized")]
+)
+def test_the_next_compile_tells_which_dimensions_were_equal_by_chance(apart: str, cause: str) -> None:
+    """The rotary tables of a tuple, as wide as the first length was long, are no argument with a shape."""
+    event = fixed_size(arguments={"x": tensor(2, 9, 8)})
+    made = specialized("L['x'].size()[1]", "L['pair'][0].size()[1]", "L['pair'][0].size()[2]")
+    own = {"record": "create_symbol", "symbol": "s6", "val": "6", "source": apart}
+    again = compiled(event.compile_id or "", x=tensor(2, 9, 8))
+    again = dataclasses.replace(
+        again,
+        detail=dataclasses.replace(again.compiled, symbols=detail_of("compile", {"symbols": [own]}).symbols),
+    )
+    context = Context(blocks=BLOCKS, compile_kwargs={"dynamic": True})
+    assert the(diagnose([made, event, again], context)).cause == cause
+
+
 def test_a_length_that_the_code_excludes_is_named() -> None:
     event = missed("12 != x.size()[1]", actual="12", arguments={"x": tensor(3, 12, 8)})
     found = the(diagnose([compiled(x=tensor(3, 10, 8)), event], Context(blocks=BLOCKS, lengths=[10, 12])))

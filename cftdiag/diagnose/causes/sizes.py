@@ -261,7 +261,22 @@ def _parted(miss: Miss, symbol: Symbol) -> bool:
         same = (name, term.index) == (miss.guard.source, miss.guard.index)
         if not same and miss.size(name, term.index) == miss.guard.expected:
             return True
-    return False
+    return _told_apart(miss, symbol)
+
+
+def _told_apart(miss: Miss, symbol: Symbol) -> bool:
+    """True when the compile that the miss led to gave another of the dimensions, one inside of a tuple perhaps, a
+    symbol of its own with the old size.
+    """
+    again = miss.history.compiles.get(miss.event.compile_id or "")
+    guard = miss.event.guard
+    if again is None or guard is None:
+        return False
+    others = set(symbol.sources or ()) - {guard.source}
+    return any(
+        one.record == "create_symbol" and one.source in others and str(one.val) == str(miss.guard.expected)
+        for one in again.compiled.symbols
+    )
 
 
 def fixed(miss: Miss) -> str | None:

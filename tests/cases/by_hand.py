@@ -856,7 +856,7 @@ CARRIED_OUT = (
     ),
     CarriedOut(
         cause="global_state",
-        remedy="Set {state} once",
+        remedy="Set {setting} once",
         edits=(("enabled=len(CALLS) > 1", "enabled=True"),),
     ),
     # -- errors

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from cftdiag.check import CheckReport, run_check
 from cftdiag.options import CheckOptions
 
@@ -33,6 +35,7 @@ def test_every_stack_that_the_step_calls_is_reported() -> None:
     assert {b.fqn.partition(".")[0] for b in report.blocks if b.graph_breaks} == {"language"}
 
 
+@pytest.mark.everything("20 s; unit/test_check_strategy.py holds how many layers a proof builds")
 def test_a_remedy_is_proved_on_fewer_layers_than_the_check_has() -> None:
     options = CheckOptions(model="SmolLM2-135M", attn="flash_attention_2", layers="2", lengths=(24, 40))
     [finding] = [f for f in run_check(options).findings if f.kind == "graph_break"]

@@ -63,6 +63,7 @@ def test_static_shapes_compile_at_every_new_length(model, tmp_path):
     assert list(plots.glob("*.png"))
 
 
+@pytest.mark.everything("25 s; static shapes over a file stay, and dynamic ones in test_forecast_truth.py")
 def test_dynamic_shapes_compile_once_for_the_whole_file(model, tmp_path):
     (tmp_path / "data.jsonl").write_text("".join(json.dumps({"len": 20 + i % 30}) + "\n" for i in range(400)))
     out = tmp_path / "out.json"

@@ -68,6 +68,7 @@ def _said(stderr: str) -> list[str]:
     return [line for line in stderr.splitlines() if not line.startswith("cftdiag: ")]
 
 
+@pytest.mark.everything("8 s; a model that breaks stays")
 def test_a_clean_model_is_viable(tmp_path: Path) -> None:
     saved = tmp_path / "check.json"
     done = _started(

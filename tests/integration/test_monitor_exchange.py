@@ -75,6 +75,7 @@ def test_rank_0_gets_the_events_of_all(tmp_path: Path, ranks: int) -> None:
     assert len(load_run(tmp_path / "host0").live) == ranks
 
 
+@pytest.mark.everything("15 s; ranks of two hosts stay")
 def test_a_shared_directory_is_found_and_written_once(tmp_path: Path) -> None:
     run(tmp_path, 2, "shared", "1")
     lines = [len(p.read_text().splitlines()) for p in sorted((tmp_path / "host0" / "events").iterdir())]

@@ -35,6 +35,7 @@ def start(
     return subprocess.run(command, env=merged, capture_output=True, text=True, timeout=timeout, cwd=ROOT)
 
 
+@pytest.mark.everything("30 s; ranks of torchrun and deaths by signal stay in test_monitor_run.py")
 def test_an_unmodified_trainer_script_on_two_ranks_killed(tmp_path: Path) -> None:
     """The whole promise: two ranks, no change to the script, every recompile told live, and a report after
     SIGKILL.

@@ -141,6 +141,7 @@ def test_max_steps_ends_every_rank_with_success(tmp_path: Path) -> None:
     assert [row["steps"] for row in report(tmp_path / "run")["by_rank"]] == [3, 3]
 
 
+@pytest.mark.everything("12 s; torchrun's ranks stay")
 def test_spawned_ranks_have_their_own_files(tmp_path: Path) -> None:
     done = watch(tmp_path / "run", [*PYTHON, "spawned"])
     assert done.returncode == 0, done.stderr
@@ -241,6 +242,7 @@ def test_bad_input_is_one_line(tmp_path: Path) -> None:
         assert len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.everything("10 s; unit/test_monitor_view.py shows who waits")
 def test_the_view_shows_who_waits_while_it_lasts(tmp_path: Path) -> None:
     from cftdiag.monitor.run_state import View
 
@@ -287,6 +289,7 @@ def test_the_view_shows_who_waits_while_it_lasts(tmp_path: Path) -> None:
     assert alone["waited"] > 5
 
 
+@pytest.mark.everything("10 s; payloads stay in test_capture_recorder.py")
 def test_trace_and_payloads_on_request(tmp_path: Path) -> None:
     done = watch(tmp_path / "run", [*PYTHON, "loop", "3"], "--trace", "--payloads")
     assert done.returncode == 0, done.stderr

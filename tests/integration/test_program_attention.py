@@ -107,6 +107,7 @@ def test_after_the_break_packed_rows_take_the_variable_length_path(targets):
     assert any("cftdiag.flash_attention.default" in t for graph in targets for t in graph)
 
 
+@pytest.mark.everything("12 s; variable lengths reach their kernels in `make test`")
 def test_attention_sinks_reach_the_kernel_that_the_model_asks_for(targets):
     model = run(GPT_OSS, "flash_attention_3", flash_varlen=True, lengths=(40,))
     assert model.config._attn_implementation == "kernels-community/vllm-flash-attn3"
@@ -174,6 +175,7 @@ def test_flex_operator_is_in_both_graphs(packed, targets):
     assert "flex_attention" in targets[0] and "flex_attention_backward" in targets[1]
 
 
+@pytest.mark.everything("10 s; the plain operator stays")
 def test_flex_attention_with_sinks_and_windows(targets):
     run(GPT_OSS, "flex_attention", lengths=(150,))
     assert any("flex_attention" in graph for graph in targets)

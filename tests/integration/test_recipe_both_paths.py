@@ -199,6 +199,7 @@ def test_the_check_of_a_configuration_builds_what_the_trainer_builds(
     assert of_training["graphs"], "something was compiled"
 
 
+@pytest.mark.everything("18 s; configurations stay")
 def test_a_model_by_name_is_wrapped_as_the_trainer_wraps_it(
     alone: None, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

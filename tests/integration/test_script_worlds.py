@@ -79,6 +79,7 @@ def test_compiled_regions_may_name_cuda(tmp_path: Path) -> None:
     assert {b["fullgraph"] for b in data["blocks"]} == {False}
 
 
+@pytest.mark.everything("13 s; FSDP2 and DDP stay, and unit tests of the comparison")
 @pytest.mark.slow
 def test_fsdp1_ranks_that_part_in_their_collectives_are_told(tmp_path: Path) -> None:
     script = str(SCRIPTS / "fsdp1.py")
@@ -89,6 +90,7 @@ def test_fsdp1_ranks_that_part_in_their_collectives_are_told(tmp_path: Path) -> 
     assert "while rank 1 calls allreduce of 1 element (fsdp1.py:" in parted["explanation"]
 
 
+@pytest.mark.everything("10 s; unit/test_script_launchers.py reads its command lines")
 @pytest.mark.slow
 def test_accelerate_says_what_it_would_start(tmp_path: Path) -> None:
     accelerate = (sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2")
@@ -97,6 +99,7 @@ def test_accelerate_says_what_it_would_start(tmp_path: Path) -> None:
     assert data["subject"]["world_size"] == 2
 
 
+@pytest.mark.everything("20 s of 28 layers; the other worlds stay")
 @pytest.mark.slow
 def test_hub_model_by_its_name_needs_no_weights(tmp_path: Path) -> None:
     data = rehearse(tmp_path, "--", sys.executable, str(SCRIPTS / "pretrained.py"))

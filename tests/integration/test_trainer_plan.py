@@ -71,6 +71,9 @@ def _run(config: TrainConfig) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (Path(config.output_dir) / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.everything(
+    "45 s; warming regimes is held in test_forecast_truth.py, the plan's rules in unit/test_trainer_plan_rules.py"
+)
 def test_regimes_are_compiled_before_the_first_step_and_nothing_after(
     fresh_dynamo: None, tiny: Path, tmp_path: Path, plan: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -112,6 +112,7 @@ def _with_config(tiny: Path, directory: Path, **values: Any) -> Path:
     return directory
 
 
+@pytest.mark.everything("30 s; unit/test_trainer_preflight_rules.py holds what a break leads to")
 def test_a_block_that_breaks_stops_the_run_before_the_first_step(
     tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

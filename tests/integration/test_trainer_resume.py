@@ -32,7 +32,7 @@ KILLED = PROGRAMS[-1]
 """The one that is killed in `make test`: what is special of any other is in it."""
 BY_DEFAULT = [PROGRAMS[0], KILLED]
 """What runs in `make test`: each method and each mode once."""
-TOTAL, EPOCH = 24, 6
+TOTAL, EPOCH = 18, 6
 """Steps of a run and of its epochs."""
 EXACT = (
     "step",
@@ -447,6 +447,7 @@ def test_other_options_are_refused_in_one_line(lab: Lab, first: str, tmp_path: P
             trainer.run_training({**config, "output_dir": str(tmp_path), **values})
 
 
+@pytest.mark.everything("20 s by torchrun; that a signal stops all after one step stays")
 def test_the_command_line_ends_with_85_and_torchrun_leaves_a_mark(lab: Lab) -> None:
     """The workers that collate are signalled like the rest of their group, and must live on for the step that
     is to be finished.

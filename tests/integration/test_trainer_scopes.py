@@ -79,6 +79,7 @@ def test_adaptive_ranks_are_a_graph_for_each_level(fresh_dynamo: None, tiny: Pat
     assert "_low" in compiled[0]["recompiles"][0]["reason"]
 
 
+@pytest.mark.everything("half a minute of g++; every scope trains as eager does under aot_eager")
 def test_inductor_trains_as_eager_does(fresh_dynamo: None, tiny: Path, tmp_path: Path) -> None:
     eager = _train(tiny, tmp_path / "e", train_dtype="float32")
     compiled = _train(

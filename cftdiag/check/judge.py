@@ -140,15 +140,16 @@ def judge_sweep(before: Outcome, swept: Swept, context: Context) -> Outcome:
 
 def recompile_causes(events: Sequence[Event], context: Context) -> dict[str, str]:
     """Compile id -> cause, for every recompile."""
-    # each with what came before it, which tells a change in time from a difference between blocks; facts
-    # that are not events stay out
+    # each with what came before it, which tells a change in time from a difference between blocks, and with the
+    # compile that it led to; facts that are not events stay out
     alone = dataclasses.replace(context, probes=Probes(), graphs=None, fullgraph_breaks=())
     causes: dict[str, str] = {}
     met: Counter[str] = Counter()
     for i, event in enumerate(events):
         if event.kind == "recompile" and event.compile_id is not None:
             now: Counter[str] = Counter()
-            for finding in diagnose(events[: i + 1], alone):
+            led_to = [e for e in events[i + 1 :] if e.kind == "compile" and e.compile_id == event.compile_id]
+            for finding in diagnose([*events[: i + 1], *led_to], alone):
                 if finding.kind == "recompile":
                     now[finding.cause] += finding.count
             more = now - met

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from cftdiag.check.judge import recompile_causes
 from cftdiag.diagnose import Block, Context, diagnose
 from cftdiag.events import Code, Event, Frame, Guard, Reason
 from cftdiag.findings import Finding
@@ -491,6 +492,7 @@ def test_the_next_compile_tells_which_dimensions_were_equal_by_chance(apart: str
     )
     context = Context(blocks=BLOCKS, compile_kwargs={"dynamic": True})
     assert the(diagnose([made, event, again], context)).cause == cause
+    assert recompile_causes([made, event, again], context) == {event.compile_id: cause}
 
 
 def test_a_length_that_the_code_excludes_is_named() -> None:

@@ -172,6 +172,8 @@ def patches(spec: Device, on_code: Callable[[Any, str], None] | None = None) -> 
         Patch(point=points.GET_SYSTEM, new=staticmethod(lambda: system)),
         Patch(point=points.DRAM_GBPS, new=lambda: spec.dram_gbps),
         Patch(point=points.CONSTANT_FOLDER_RUN, new=_fold_on_cpu(points.CONSTANT_FOLDER_RUN.get())),
+        # a constant of the program stays where it is; its copy on the device has the same shape and layout
+        Patch(point=points.CONSTANT_NAME, new=lambda self, name, device_override: name),
         Patch(point=points.SET_DRIVER, new=lambda: None),
         # the repro text of every graph would ask nvcc for its version
         Patch(point=points.SYSTEM_INFO_COMMENT, new=lambda: ""),

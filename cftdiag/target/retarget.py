@@ -55,6 +55,7 @@ def _module(gm: torch.fx.GraphModule, mode: Any) -> torch.fx.GraphModule:
             autocast = n.target in (inductor.enter_autocast, torch.amp.autocast)
             convert = _autocast_device if autocast else _device
             n.args, n.kwargs = tree_map(convert, n.args), tree_map(convert, dict(n.kwargs))
+            _fill_scalar(n)
         elif n.op == "get_attr" and "." not in n.target:
             found = getattr(made, n.target)
             if isinstance(found, torch.fx.GraphModule):  # the body of a higher-order operator
@@ -68,6 +69,22 @@ def _module(gm: torch.fx.GraphModule, mode: Any) -> torch.fx.GraphModule:
                     )
     made.recompile()
     return made
+
+
+def _fill_scalar(n: torch.fx.Node) -> None:
+    """A number that is made a tensor on the device. Tracing would copy it there for real, to know its value; filled in,
+    it is the same tensor without that.
+    """
+    value, device = (n.args[0] if n.args else None), torch.device(n.kwargs.get("device") or "cpu")  # type: ignore[arg-type]
+    made = n.meta.get("example_value")
+    if (
+        n.target in (torch.tensor, torch.as_tensor)
+        and device.type == "cuda"
+        and isinstance(value, (bool, int, float))
+        and isinstance(made, torch.Tensor)
+        and not made.requires_grad
+    ):
+        n.target, n.args, n.kwargs = torch.full, ((), value), {"dtype": made.dtype, "device": device}
 
 
 def _device(x: Any) -> Any:

@@ -33,6 +33,12 @@ DRAM_GBPS = Name("torch._inductor.utils:get_gpu_dram_gbps", _GPU, _LOWER)
 CONSTANT_FOLDER_RUN = Name(
     "torch._inductor.constant_folding:ConstantFolder.run", _GPU, _LOWER, leading=("self",)
 )
+CONSTANT_NAME = Name(
+    "torch._inductor.graph:GraphLowering.constant_name",
+    _GPU,
+    _LOWER,
+    leading=("self", "name", "device_override"),
+)
 SET_DRIVER = Name("torch._inductor.runtime.triton_helpers:set_driver_to_gpu", _GPU, _LOWER)
 SYSTEM_INFO_COMMENT = Name(
     "torch._dynamo.repro.after_aot:_cuda_system_info_comment",
@@ -57,7 +63,7 @@ CUDA_ANSWERS = tuple(
 
 NAMES = (
     COMPILE_TO_MODULE, GET_SYSTEM, CHECK_BUILD, CPP_BUILD, CPP_COMPILER, AVOID_DEVICE_INIT, INIT_GPU_CONTEXT,
-    DRAM_GBPS, CONSTANT_FOLDER_RUN, SET_DRIVER, SYSTEM_INFO_COMMENT, CUDA_VERSION, *CUDA_ANSWERS,
+    DRAM_GBPS, CONSTANT_FOLDER_RUN, CONSTANT_NAME, SET_DRIVER, SYSTEM_INFO_COMMENT, CUDA_VERSION, *CUDA_ANSWERS,
 )  # fmt: skip
 
 #: Answers that hold only while nothing is built: `functools.cache`d functions of Inductor's CPU backend.

@@ -93,6 +93,25 @@ def _state():
     )  # fmt: skip
 
 
+class WithConstants(torch.nn.Linear):
+    """Numbers and a list that the forward makes tensors of, on the device of its input."""
+
+    def forward(self, x):
+        scale, shift = torch.tensor(0.5, device=x.device), torch.tensor([1.0, 2.0] * 8, device=x.device)
+        return super().forward(x) * scale + shift
+
+
+def test_constants_of_a_forward_are_no_reason_to_refuse_it(fresh_dynamo):
+    graphs = []
+    STATS.clear()
+    with SkipMode():
+        block = mark_weights(WithConstants(16, 16))
+        block.compile(backend=target.backend("h200", on_graph=graphs.append), dynamic=True, fullgraph=True)
+    assert train(block, (40, 72), n=16) == [1, 1]
+    assert [g.backward for g in graphs] == [False, True]
+    assert all(kernel.source for kernel in graphs[0].kernels)
+
+
 def test_fusion_threshold_of_the_gpu_recompiles_and_a_safe_setting_removes_it(fresh_dynamo):
     """Inductor fuses reductions of two orders only from 5 * 2**20 elements on: 2 rows * 41000 * 64 is above."""
     assert train(compiled_block("h200"), (40, 41000)) == [1, 2]

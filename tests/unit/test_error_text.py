@@ -130,3 +130,12 @@ def test_torchs_remedy_is_evidence_of_every_error() -> None:
     found = finding(f"torch.utils.checkpoint: Recomputed values differ.\n{lines}\n{RECOMPUTED_FIX}")
     assert found.cause == "ac_recompute_other_graph"
     assert remedies(RECOMPUTED_FIX)[0] in found.evidence
+
+
+def test_a_first_line_that_announces_the_next_is_told_with_it() -> None:
+    from cftdiag.diagnose.causes.errors import told
+
+    text = "backend='inductor' raised:\nNotImplementedError: no kernel for that\n\nSet TORCHDYNAMO_VERBOSE=1"
+    assert told(text)[0] == "backend='inductor' raised: NotImplementedError: no kernel for that"
+    assert told("plain\nsecond")[0] == "plain"
+    assert told("") == ("", None)

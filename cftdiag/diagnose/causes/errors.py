@@ -6,6 +6,7 @@ import re
 
 from cftdiag.diagnose.engine import break_types, places
 from cftdiag.diagnose.engine.cause import cause
+from cftdiag.error_text import shorten
 from cftdiag.events import Frame
 from cftdiag.findings import Remedy
 
@@ -251,4 +252,6 @@ def told(message: str) -> tuple[str, Frame | None]:
         Frame(file=m[1], line=int(m[2]), function=m[3], code=m[4].strip())
         for m in re.finditer(r'File "(.+)", line (\d+), in (\S+)\s*\n(.*)', message)
     ]
-    return first or (lines[0] if lines else ""), places.innermost(found)
+    # a line that ends with a colon announces the next: "backend='inductor' raised:"
+    head = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])
+    return first or shorten(head, 400), places.innermost(found)

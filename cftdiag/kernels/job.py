@@ -6,14 +6,13 @@ that does anything else.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from cftdiag.errors import EnvironmentUnfit, InputError
 from cftdiag.options import CheckOptions
-from cftdiag.passes.launch import ForkServer, Pass
 from cftdiag.passes.messages import KernelsTask, Lowering, ProgressEvent, Refused, Send, Unfit
+from cftdiag.passes.one_answer import answer
 from cftdiag.subject import resolve
 
 #: One length is enough to see the kernels; two show what changes between them.
@@ -26,26 +25,14 @@ def run(task: KernelsTask, progress: Callable[[str], None] = lambda text: None) 
     Raises :class:`InputError` or :class:`EnvironmentUnfit`. The child and its scratch folder are gone when
     this returns, whatever happened.
     """
-    with contextlib.closing(ForkServer("cftdiag.kernels.job:work")) as launcher:
-        running = Pass(launcher, task, None)
-        with contextlib.closing(iter(running)) as messages:
-            for message in messages:
-                match message:
-                    case ProgressEvent():
-                        progress(message.text)
-                    case Refused():
-                        raise InputError(message.message)
-                    case Unfit():
-                        raise EnvironmentUnfit(message.message)
-                    case Lowering():
-                        return message.report
-        raise EnvironmentUnfit(f"lowering ended without a result ({running.detail}); report it") from _Child(
-            running.output
-        )
-
-
-class _Child(RuntimeError):
-    """What a child wrote before it died; --debug shows it."""
+    found = answer(
+        task,
+        "cftdiag.kernels.job:work",
+        Lowering,
+        doing="lowering",
+        progress=lambda event: progress(event.text),
+    )
+    return found.report
 
 
 def kernels(

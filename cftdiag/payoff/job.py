@@ -6,14 +6,13 @@ that does anything else.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from cftdiag.errors import EnvironmentUnfit, InputError
 from cftdiag.options import SCOPES, CheckOptions
-from cftdiag.passes.launch import ForkServer, Pass
 from cftdiag.passes.messages import Counted, PayoffTask, ProgressEvent, Refused, Send, Unfit
+from cftdiag.passes.one_answer import answer
 from cftdiag.payoff.estimate import to_dict
 from cftdiag.subject import resolve
 from cftdiag.target.devices import device
@@ -38,20 +37,8 @@ def payoff(
     task = PayoffTask(
         origin=resolve(options.subject.model), options=options, target=target, scopes=tuple(scopes)
     )
-    with contextlib.closing(ForkServer("cftdiag.payoff.job:work")) as launcher:
-        running = Pass(launcher, task, None)
-        with contextlib.closing(iter(running)) as messages:
-            for message in messages:
-                match message:
-                    case ProgressEvent():
-                        progress(message)
-                    case Refused():
-                        raise InputError(message.message)
-                    case Unfit():
-                        raise EnvironmentUnfit(message.message)
-                    case Counted():
-                        return to_dict(message.measured, spec, world_size=options.parallel.world_size)
-    raise EnvironmentUnfit(f"counting the step ended without a result ({running.detail}); report it")
+    found = answer(task, "cftdiag.payoff.job:work", Counted, doing="counting the step", progress=progress)
+    return to_dict(found.measured, spec, world_size=options.parallel.world_size)
 
 
 def work(task: PayoffTask, send: Send) -> None:

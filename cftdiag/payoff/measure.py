@@ -187,7 +187,7 @@ class _Measure:
         regions = self._regions(model, program, groups)
         # the shape that was lowered alone: another one may be another graph
         saved = self._saved(model, program, regions, self._shapes()[:1])
-        chunks = self._chunks(parts)
+        chunks = self._chunks()
 
         def done(part: Part, region: str, times: int = 1) -> Part:
             work = lowered.work(part.name if region in first else region, self.half)
@@ -206,7 +206,7 @@ class _Measure:
         loss = None if parts["loss"] is None else done(parts["loss"], CROSS_ENTROPY, chunks)
         return {**parts, "blocks": blocks, "loss": loss}
 
-    def _chunks(self, parts: Mapping[str, Any]) -> int:
+    def _chunks(self) -> int:
         """How many chunks the loss runs on."""
         return max(1, min(self._loss_chunks, self.length))
 
@@ -282,7 +282,7 @@ class _Measure:
             trained_bytes=_parameter_bytes(trained),
             block_bytes=max(of_block.values(), default=0),
             root_bytes=_parameter_bytes(everything) - sum(of_block.values()),
-            logits_elements=self.batch_size * -(-self.length // self._chunks(parts)) * vocabulary,
+            logits_elements=self.batch_size * -(-self.length // self._chunks()) * vocabulary,
             refused=tuple(refused),
             notes=tuple(prepared.assumed),
         )

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
+import gc
 import json
 import math
 import os
@@ -181,6 +182,9 @@ def fork_child(task: Task, write_fd: int, scratch: Path, run: Entry) -> int:
             os.setpgid(pid, pid)
         return pid
     code = 1
+    # Garbage of the parent's is not the child's to finish: a pool's finalizer would wait for threads that are
+    # not here.
+    gc.freeze()
     try:
         os.setpgid(0, 0)
         die_with_parent()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import sysconfig
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ from cftdiag.check.driver import run
 from cftdiag.check.runner import Runner
 from cftdiag.options import CheckOptions
 from cftdiag.passes.launch import LiveFork
-from cftdiag.passes.messages import Message, PassTask, Send, decode, encode
+from cftdiag.passes.messages import Done, Message, PassTask, Send, encode
 from cftdiag.subject import Origin
 from tests.cases.expect import CASES
 
@@ -90,24 +91,32 @@ def replay(file: Path) -> CheckReport:
     return run(CheckOptions(verify=False), Runner(Origin(type="live", name=about["model"]), player))
 
 
-class _Player(LiveFork):
-    """A launcher whose children say what was recorded."""
+class _Player:
+    """A launcher whose children say what was recorded. Nothing is forked: a test's process has threads, and one
+    of them may hold a lock that a forked child would wait for without an end.
+    """
 
     def __init__(self, lines: list[dict[str, Any]]) -> None:
         self._passes = _passes(lines)
-        self._now: list[dict[str, Any]] = []
-        super().__init__(self._play)
+        self._child: subprocess.Popen[bytes] | None = None
 
-    def start(self, task: Any, write_fd: int, scratch: Path) -> int:
-        mode, self._now = next(self._passes, (None, []))
+    def start(self, task: PassTask, write_fd: int, scratch: Path) -> int:
+        mode, said = next(self._passes, (None, []))
         assert mode == task.mode, (
             f"the check runs a pass {task.mode!r}, recorded is {mode!r}: record again with {COMMAND}"
         )
-        return super().start(task, write_fd, scratch)
+        file = scratch / "said.jsonl"
+        file.write_text("".join(json.dumps(message) + "\n" for message in [*said, encode(Done())]))
+        self._child = subprocess.Popen(["cat", str(file)], stdout=write_fd, start_new_session=True)
+        return self._child.pid
 
-    def _play(self, task: Any, send: Send) -> None:
-        for message in self._now:
-            send(decode(message))
+    def wait(self) -> int | None:
+        if self._child is not None:
+            self._child.wait()
+        return None
+
+    def close(self) -> None:
+        pass
 
 
 def _passes(lines: list[dict[str, Any]]) -> Iterator[tuple[str, list[dict[str, Any]]]]:

@@ -15,7 +15,7 @@ from click.shell_completion import CompletionItem
 
 from cftdiag.cli.invoke import Interrupted, invoke, tell
 from cftdiag.cli.options import debug_option
-from trainer.config import EXIT_INTERRUPTED, TrainConfig, read_yaml
+from trainer.config import EXIT_INTERRUPTED, TrainConfig, over, read_yaml
 
 #: The installed script, beside ``python -m trainer`` and ``torchrun -m trainer``.
 SCRIPT = "cftdiag-train"
@@ -106,7 +106,7 @@ def configuration(context: click.Context) -> TrainConfig:
         name: tuple(part for parts in value for part in parts) if name in lists else value
         for name, value in given.items()
     }
-    return TrainConfig.from_mapping({**(read_yaml(path) if path else {}), **flat})
+    return TrainConfig.from_mapping(over(read_yaml(path) if path else {}, flat))
 
 
 @click.pass_context

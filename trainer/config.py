@@ -10,11 +10,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cftdiag.options import AC_MODES, DTYPE_ALIASES, DTYPES, DYNAMIC, SCOPES
+from cftdiag.options import AC_MODES, DTYPE_ALIASES, DTYPES, DYNAMIC, METHODS, SCOPES
 
 EXIT_INTERRUPTED = 130
 """Exit code of the trainer's programs after Ctrl-C, as shells have it."""
 
+SHORT_FORMS = ("osft", "lora")
+"""Methods with a flag of their own: ``--lora`` is ``--method lora``."""
+METHOD_OPTIONS: dict[str, tuple[str, ...]] = {"full": (), "osft": ("osft",), "lora": ("lora",)}
+"""What the names of the options begin with that a method reads."""
 TRACKERS = ("tensorboard", "wandb", "mlflow")
 TRAIN_DTYPES = (*DTYPES, "float64")
 TRAIN_DTYPE_ALIASES = {**DTYPE_ALIASES, "fp64": "float64"}
@@ -95,8 +99,11 @@ class TrainConfig:
     )
     num_workers: int = _option(0, "processes that collate this rank's rows")
     # method
+    method: str | None = _option(None, "what is trained, and in which form; default: full", METHODS)
     osft: bool = _option(
-        False, "orthogonal subspace fine-tuning: train the low singular directions of the target weights"
+        False,
+        "the same as method osft: orthogonal subspace fine-tuning, which trains the low singular directions of the "
+        "target weights",
     )
     osft_unfreeze_rank_ratio: float = _option(
         0.25, "share of singular directions that are trained; 1 leaves a plain Linear, 0 freezes the target"
@@ -132,7 +139,7 @@ class TrainConfig:
     osft_leak_every: int = _option(
         10, "steps between two measurements of the leak into the frozen space; 0: never"
     )
-    lora: bool = _option(False, "low-rank adapters on the target weights")
+    lora: bool = _option(False, "the same as method lora: low-rank adapters on the target weights")
     lora_rank: int = _option(16, "rank of the adapters")
     lora_alpha: float = _option(32.0, "scale of the adapters is alpha / rank")
     lora_target_patterns: tuple[str, ...] = _option(
@@ -227,11 +234,20 @@ class TrainConfig:
             object.__setattr__(self, name, TRAIN_DTYPE_ALIASES.get(value, value))
         for field in dataclasses.fields(self):
             _check_value(field, getattr(self, field.name))
+        self._decide_method()
         self._check_pairs()
 
+    def _decide_method(self) -> None:
+        """One method under all of its names."""
+        said = [name for name in SHORT_FORMS if getattr(self, name)]
+        named = list(dict.fromkeys([self.method, *said] if self.method is not None else said))
+        if len(named) > 1:
+            raise ValueError(f"{' and '.join(named)} are two methods; give one of them")
+        object.__setattr__(self, "method", named[0] if named else "full")
+        for name in SHORT_FORMS:
+            object.__setattr__(self, name, name == self.method)
+
     def _check_pairs(self) -> None:
-        if self.osft and self.lora:
-            raise ValueError("osft and lora are two methods; give one of them")
         if self.osft_task is not None:
             task_ratio(self.osft_task, self.osft_task_ratios)
             if self.osft_unfreeze_rank_ratio != _default("osft_unfreeze_rank_ratio"):
@@ -298,11 +314,12 @@ class TrainConfig:
     def without_effect(self) -> list[str]:
         """Options of a method that is not the run's and that were set to something: lines to tell."""
         lines = []
-        for method in ("osft", "lora"):
-            own = [f.name for f in dataclasses.fields(self) if f.name.startswith(f"{method}_")]
+        for group in dict.fromkeys(group for groups in METHOD_OPTIONS.values() for group in groups):
+            own = [f.name for f in dataclasses.fields(self) if f.name.startswith(f"{group}_")]
             given = [_flag(name) for name in own if getattr(self, name) != _default(name)]
-            if given and method != self.method:
-                lines.append(f"{', '.join(given)}: no effect without --{method}")
+            if given and group not in METHOD_OPTIONS[self.method_name]:
+                flag = f"--{group}" if group in SHORT_FORMS else f"--method {group}"
+                lines.append(f"{', '.join(given)}: no effect without {flag}")
         if (
             self.method == "osft"
             and self.osft_task is None
@@ -321,9 +338,10 @@ class TrainConfig:
         return []
 
     @property
-    def method(self) -> str:
-        """``osft``, ``lora`` or ``full``."""
-        return "osft" if self.osft else "lora" if self.lora else "full"
+    def method_name(self) -> str:
+        """The method, one of :data:`cftdiag.options.METHODS`."""
+        assert self.method is not None
+        return self.method
 
     @property
     def unfreeze_ratio(self) -> float:
@@ -388,7 +406,7 @@ class TrainConfig:
     @classmethod
     def from_yaml(cls, path: str | Path, **overrides: Any) -> TrainConfig:
         """Read a YAML file; ``overrides`` win. Raises ``ValueError`` for a missing or malformed file."""
-        return cls.from_mapping({**read_yaml(path), **overrides})
+        return cls.from_mapping(over(read_yaml(path), overrides))
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
@@ -406,6 +424,18 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise ValueError(f"{path} holds {type(values).__name__}, not a mapping of options")
     return {str(k).replace("-", "_"): v for k, v in values.items()}
+
+
+def over(file: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """``file`` with what is ``given`` instead; a method that is given replaces the file's, whichever name either
+    goes by.
+    """
+    kept = dict(file)
+    if given.get("method") is not None or any(given.get(name) for name in SHORT_FORMS):
+        kept = {name: value for name, value in kept.items() if name not in ("method", *SHORT_FORMS)}
+    elif any(given.get(name) is False and kept.get("method") == name for name in SHORT_FORMS):
+        del kept["method"]
+    return {**kept, **given}
 
 
 def task_ratio(task: str, ends: tuple[str, ...]) -> float:

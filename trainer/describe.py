@@ -5,8 +5,8 @@ from __future__ import annotations
 from trainer.config import TrainConfig
 from trainer.data import Data
 from trainer.idle import idle_modules
+from trainer.methods import method_of
 from trainer.model import model_class
-from trainer.osft.coverage import coverage
 from trainer.program import Program
 
 
@@ -32,19 +32,4 @@ def describe(
         )
     if cached:
         lines.append(cached)
-    if program.targets:
-        lines += target_table(program)
-        lines += coverage(program.model, program.blocks, program.targets).lines()
-    return lines
-
-
-def target_table(program: Program) -> list[str]:
-    """One line per shape and rank of the OSFT targets."""
-    groups: dict[tuple[str, int, int, int, str], int] = {}
-    for t in program.targets:
-        key = (t.name.rpartition(".")[2], t.rows, t.columns, t.high, t.kind)
-        groups[key] = groups.get(key, 0) + max(t.experts, 1)
-    return [
-        f"target {name}: {count} x {rows} x {columns}, {high} directions frozen, {min(rows, columns) - high} trained ({kind})"
-        for (name, rows, columns, high, kind), count in groups.items()
-    ]
+    return lines + method_of(config).lines(program.model, program.blocks, program.targets)

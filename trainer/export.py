@@ -12,7 +12,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -27,34 +27,27 @@ from cftdiag.cli.invoke import Interrupted, invoke
 from cftdiag.cli.options import debug_option
 from trainer.checkpoints.layout import HF, PARTIAL, PLAN, first_whole, read_state
 from trainer.checkpoints.tensors import read, read_metadata
-from trainer.config import EXIT_INTERRUPTED, TRAIN_DTYPE_ALIASES, TRAIN_DTYPES
+from trainer.config import EXIT_INTERRUPTED, TRAIN_DTYPE_ALIASES, TRAIN_DTYPES, TrainConfig
 from trainer.faults import writing
-from trainer.lora import LoRALinear, merged
+from trainer.methods import method_of
+from trainer.methods.method import Method, Trained
 from trainer.model import Source, build_meta, dtype_of
-from trainer.osft.experts import SUFFIX
-from trainer.osft.linear import FACTORS, compose
-from trainer.targets import is_conv1d
 from trainer.weights import plain_name
 
 SHARD = "5GB"
 """Largest file of an exported model."""
 
-Read = Callable[[list[str]], dict[str, Tensor]]
 
-
-def export(model: nn.Module, source: Source, directory: Path, *, dtype: torch.dtype) -> None:
+def export(model: nn.Module, method: Method, source: Source, directory: Path, *, dtype: torch.dtype) -> None:
     """Write safetensors, config and tokenizer that ``AutoModelForCausalLM.from_pretrained`` reads, over what
     was there. Collective.
 
-    OSFT factors are multiplied out and adapters merged in float32 or wider, then cast to ``dtype``. Rank 0
-    writes.
+    Tensors are those that the method makes of the trained ones, then cast to ``dtype``. Rank 0 writes.
     """
     values = {plain_name(name): value for name, value in model.state_dict().items()}
-    scale = next((module.scale for module in model.modules() if isinstance(module, LoRALinear)), 1.0)
     plain = build_meta(dataclasses.replace(source, config=_published(source.config)), dtype=dtype)
-    tensors = plain_tensors(
-        plain, values.keys(), lambda keys: {key: _full(values[key]) for key in keys}, scale=scale
-    )
+    trained = Trained(keys=values.keys(), read=lambda keys: {key: _full(values[key]) for key in keys})
+    tensors = plain_tensors(plain, trained, method)
     if dist.get_rank() == 0:
         with tempfile.TemporaryDirectory() as assets:
             write_assets(source, None, Path(assets))
@@ -106,10 +99,10 @@ def export_checkpoint(
         return {name: values[f"model.{name}"] for name in names}
 
     plain = build_meta(source, dtype=target)
-    scale = state.config["lora_alpha"] / state.config["lora_rank"]
+    method = method_of(TrainConfig.from_mapping(state.config))
     _write(
         plain,
-        plain_tensors(plain, keys, load, scale=scale),
+        plain_tensors(plain, Trained(keys=keys, read=load), method),
         path / HF,
         directory,
         max_shard_size=max_shard_size,
@@ -117,30 +110,14 @@ def export_checkpoint(
     )
 
 
-def plain_tensors(
-    plain: nn.Module, keys: Collection[str], read: Read, *, scale: float
-) -> Iterator[tuple[str, Tensor]]:
+def plain_tensors(plain: nn.Module, trained: Trained, method: Method) -> Iterator[tuple[str, Tensor]]:
     """Name and whole value of each tensor that the plain model's files have, one at a time, from the trained
     ones.
-
-    ``keys`` names the trained tensors and ``read`` gives some of them; ``scale`` is that of the adapters.
     """
     tied = _tied_names(plain)
     for name in plain.state_dict():
-        if name in tied:
-            continue
-        parent, _, child = name.rpartition(".")
-        if f"{name}{SUFFIX}.U_high" in keys:
-            factors = _short(read([f"{name}{SUFFIX}.{factor}" for factor in FACTORS]))
-            yield name, compose(factors, upcast=torch.promote_types(factors["U_high"].dtype, torch.float32))
-        elif child == "weight" and f"{parent}.U_high" in keys:
-            factors = _short(read([f"{parent}.{factor}" for factor in FACTORS]))
-            weight = compose(factors, upcast=torch.promote_types(factors["U_high"].dtype, torch.float32))
-            yield name, weight.T if is_conv1d(plain.get_submodule(parent)) else weight
-        elif child == "weight" and f"{parent}.A" in keys and f"{parent}.B" in keys:
-            yield name, merged(_short(read([f"{parent}.{factor}" for factor in ("weight", "A", "B")])), scale)
-        else:
-            yield name, read([name])[name]
+        if name not in tied:
+            yield name, method.dense(name, plain, trained)
 
 
 def write_assets(source: Source, plan: str | None, directory: Path) -> None:
@@ -244,10 +221,6 @@ def _published(config: Any) -> Any:
 
 def _full(value: Tensor) -> Tensor:
     return (value.full_tensor() if isinstance(value, DTensor) else value).detach()
-
-
-def _short(values: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name.rpartition(".")[2]: value for name, value in values.items()}
 
 
 def _tied_names(model: nn.Module) -> set[str]:

@@ -36,6 +36,7 @@ from trainer.eager_sample import EagerSample
 from trainer.export import export, write_assets
 from trainer.faults import memory_of, writing
 from trainer.lock import Lock
+from trainer.methods import method_of
 from trainer.metrics import Metrics, flops_per_token, memory, peak_flops
 from trainer.model import Source, dtype_of, open_source, require_device
 from trainer.optim import learning_rate, make_optimizer
@@ -466,7 +467,9 @@ class _Trainer:
         self.saver.wait()
         if self.config.export and not self.stopped:
             dtype = dtype_of(self.config.save_dtype) if self.config.save_dtype else self.program.source.dtype
-            export(self.program.model, self.program.source, self.out / "hf", dtype=dtype)
+            export(
+                self.program.model, method_of(self.config), self.program.source, self.out / "hf", dtype=dtype
+            )
             self.metrics.say(f"exported {self.out / 'hf'}")
         on_rank_zero(self.saver.require)
         return RunResult(

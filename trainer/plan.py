@@ -81,7 +81,7 @@ def check_fingerprint(
         "config_sha": config_sha(model_config),
         "attn": attn,
         "dtype": str(dtype).removeprefix("torch."),
-        "method": config.method,
+        "method": config.method_name,
         "ac": config.ac,
         "scope": config.scope,
         "world_size": world,

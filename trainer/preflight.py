@@ -58,10 +58,10 @@ def subject_of(config: TrainConfig, source: Source, data: Data) -> Subject:
 
 
 def as_method(model: Any, method: str) -> None:
-    """Turn a plain causal LM into that of a method (``osft`` or ``lora``) with the default options, in place
-    and without values.
+    """Turn a plain causal LM into that of a method (one of ``cftdiag.options.METHODS``) with the default options,
+    in place and without values.
     """
-    apply_method(model, TrainConfig(osft=method == "osft", lora=method == "lora", compile_model=True))
+    apply_method(model, TrainConfig(method=method, compile_model=True))
 
 
 def build() -> Subject:
@@ -102,7 +102,7 @@ def check(
             ac=config.ac,
             # A run that compiles nothing is asked what would become of its blocks.
             compile_scope="block" if config.scope == "none" else config.scope,
-            method=config.method,
+            method=config.method_name,
             world_size=world,
             compile_backend="eager" if config.backend == "eager" and options.get("target") is None else None,
             torch_config=static_settings() | dict(options.pop("torch_config", {})),

@@ -23,16 +23,15 @@ from cftdiag.recipe.compile import Compiler
 from cftdiag.recipe.fsdp import make_mesh
 from cftdiag.recipe.loss import verify_head
 from cftdiag.recipe.train_recipe import TrainRecipe
-from trainer import lora
 from trainer.config import TrainConfig
 from trainer.distributed import on_rank_zero
 from trainer.export import export_checkpoint
-from trainer.idle import idle_modules, trained_blocks
+from trainer.idle import idle_modules
+from trainer.methods import method_of
+from trainer.methods.method import Known
 from trainer.model import Source, build_meta, dtype_of, load_weights, open_source
-from trainer.osft import surgery
-from trainer.osft.importance import layer_importance
-from trainer.osft.ranks import adaptive, by_target
-from trainer.weights import fill_from, materialize
+from trainer.osft.surgery import Target
+from trainer.weights import Filler, materialize, values_of
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,7 +46,7 @@ class Program:
     """What is compiled, by name: blocks, the loss, the model's body, or model and loss as one."""
     recipe: TrainRecipe
     compiler: Compiler
-    targets: tuple[surgery.Target, ...]
+    targets: tuple[Target, ...]
     """Of OSFT; empty for other methods."""
     mesh: DeviceMesh
     source: Source
@@ -90,9 +89,8 @@ def build(
     model = build_meta(source, dtype=stored)
 
     plain = on_rank_zero(lambda: _plain(source, config)) if weights else None
-    targets = apply_method(
-        model, config, ranks=ranks, plain=plain, calibration=calibration if weights else None
-    )
+    known = Known(ranks=ranks, plain=plain, calibration=calibration if weights else None)
+    targets = apply_method(model, config, known)
 
     recipe = recipe_of(config, dtype)
     compiler = Compiler(recipe, (wrap_backend or lookup_backend)(config.backend), dynamic=config.dynamic)
@@ -100,14 +98,8 @@ def build(
     wrapped = apply_recipe(model, find_blocks(model), recipe, compile=compiler, mesh=mesh)
     materialize(model, device)
     if weights:
-        fill_from(
-            model,
-            plain,
-            list(targets),
-            device=device,
-            upcast=dtype_of(config.osft_upcast_dtype),
-            seed=config.seed,
-        )
+        values = values_of(plain) if plain is not None else {}
+        method_of(config).fill(Filler(model=model, device=device), values, targets)
     return Program(
         model=model, blocks=dict(wrapped.blocks), regions=wrapped.regions, recipe=recipe, compiler=compiler, targets=targets,
         mesh=mesh, source=source, varlen=needs_boundaries(source.attn), device=device, dtype=dtype,
@@ -152,67 +144,13 @@ def _plain(source: Source, config: TrainConfig) -> nn.Module:
     return model
 
 
-def apply_method(
-    model: nn.Module,
-    config: TrainConfig,
-    *,
-    ranks: Mapping[str, int] | None = None,
-    plain: nn.Module | None = None,
-    calibration: Callable[[], list[dict[str, Any]]] | None = None,
-) -> tuple[surgery.Target, ...]:
-    """Turn a plain model, on meta as a rule, into that of the method (OSFT or LoRA), in place and without
-    values; returns OSFT's targets.
-
-    Only adaptive ranks with ``calibration`` need a process group, and ``plain`` (with weights) on its rank 0.
+def apply_method(model: nn.Module, config: TrainConfig, known: Known | None = None) -> tuple[Target, ...]:
+    """Turn a plain model, on meta as a rule, into that of the run's method, in place and without values;
+    returns OSFT's targets. What a step never calls is frozen by every method.
     """
     for name in idle_modules(model):
         model.get_submodule(name).requires_grad_(False)
-    if config.lora:
-        lora.adapt(
-            model, rank=config.lora_rank, alpha=config.lora_alpha, patterns=config.lora_target_patterns
-        )
-        _first_like_the_others(model, config)
-    if not config.osft:
-        return ()
-    unfreeze: float | Mapping[str, float] = config.unfreeze_ratio
-    patterns = config.osft_target_patterns
-    if config.osft_ranks == "adaptive" and calibration is not None:
-        ratios = layer_importance(plain, calibration) if plain is not None else None
-        shared = [ratios]
-        dist.broadcast_object_list(shared, src=0)
-        assert shared[0] is not None
-        names = [t.name for t in surgery.plan(model, 0.5, patterns)]
-        unfreeze = by_target(
-            names, list(shared[0]), adaptive(list(shared[0].values()), config.unfreeze_ratio)
-        )
-    targets = surgery.plan(model, unfreeze, patterns, config.osft_rank_pattern)
-    if ranks is not None:
-        if ranks.keys() != {t.name for t in targets}:
-            raise ValueError(
-                "the checkpoint has other OSFT targets than this model; give the model and the options that it was trained with"
-            )
-        for target in targets:
-            if ranks[target.name] > (most := min(target.rows, target.columns)):
-                raise ValueError(
-                    f"the checkpoint is of another model: it has {ranks[target.name]} frozen directions of {target.name}, "
-                    f"which has {most} here; give the model that it was trained with"
-                )
-        targets = [dataclasses.replace(t, high=ranks[t.name]) for t in targets]
-    surgery.split(model, targets)
-    surgery.freeze_beside(model, targets, [name for name, _ in trained_blocks(model)], config.osft_beside)
-    if config.osft_beside != "all":
-        _first_like_the_others(model, config)
-    return tuple(targets)
-
-
-def _first_like_the_others(model: nn.Module, config: TrainConfig) -> None:
-    """Where embeddings are frozen, the first block's input would be the only one without a gradient: another
-    graph, for a block like all others.
-    """
-    if "block" in config.scope:
-        model.get_input_embeddings().register_forward_hook(
-            lambda _module, _args, output: output.requires_grad_(torch.is_grad_enabled())
-        )
+    return method_of(config).change(model, known or Known())
 
 
 def lookup_backend(name: str) -> Callable[..., Any]:

@@ -24,14 +24,14 @@ from trainer.checkpoints.layout import (
 )
 from trainer.checkpoints.remote import FETCHED, fetch, is_remote
 from trainer.checkpoints.tensors import read_metadata
-from trainer.config import TrainConfig
+from trainer.config import METHOD_OPTIONS, SHORT_FORMS, TrainConfig
 from trainer.data import Data
 from trainer.distributed import on_rank_zero
 from trainer.program import Program
 from trainer.signals import STOPPED
 from trainer.step import Stepper
 
-_FIXED = ("osft", "lora", "lora_rank", "lora_alpha", "train_dtype", "batch_size", "seed", "validation_split")
+_FIXED = ("method", "lora_rank", "lora_alpha", "train_dtype", "batch_size", "seed", "validation_split")
 """What a checkpoint cannot be continued with otherwise: another model, or another order of the samples."""
 _DECIDED = (
     *("osft_unfreeze_rank_ratio", "osft_task", "osft_task_ratios", "osft_beside", "osft_ranks"),
@@ -40,7 +40,7 @@ _DECIDED = (
 )
 """What was decided when the first run began and can have no effect any more."""
 _FREE = frozenset(
-    (*_FIXED, *_DECIDED, "output_dir", "checkpoint_every", "checkpoint_epochs", "checkpoint_best", "keep_checkpoints", "resume")
+    (*_FIXED, *_DECIDED, *SHORT_FORMS, "output_dir", "checkpoint_every", "checkpoint_epochs", "checkpoint_best", "keep_checkpoints", "resume")
     + ("export", "save_dtype", "num_workers", "streaming", "compile_cache", "compile_plan", "preflight", "model_name_or_path")
     + ("data_path", "validation_path", "random_init", "osft_leak_every", "osft_redecompose", "osft_upcast_dtype")
     + ("tracker", "profile_steps", "validate_every", "skip_nonfinite", "chat_template", "train_on", "bad_records", "over_long")
@@ -101,20 +101,20 @@ def check(state: State, config: TrainConfig, data: Data, *, world: int) -> list[
     not be exact.
     """
     values = config.to_dict()
+    stored = TrainConfig.from_mapping(state.config).to_dict()
     for name in _FIXED:
-        if name in state.config and state.config[name] != values[name]:
-            had = f"was trained with {name.replace('_', '-')} {state.config[name]}"
+        if _has_effect(name, config) and stored[name] != values[name]:
+            had = f"was trained with {name.replace('_', '-')} {stored[name]}"
             raise ValueError(
                 f"the checkpoint of step {state.step} {had}, this run has {values[name]}; give what it had"
             )
     for name in _DECIDED:
-        method = name.partition("_")[0]
-        if method == config.method and name in state.config and state.config[name] != values[name]:
-            flag, had = name.replace("_", "-"), state.config[name]
+        if _has_effect(name, config) and stored[name] != values[name]:
+            flag, had = name.replace("_", "-"), stored[name]
             raise ValueError(
                 f"{flag} {_shown(values[name])} has no effect on the checkpoint of step {state.step}, which was made with "
                 f"{_shown(had)}; give what it had"
-                + (", or start from it by --osft-redecompose CKPT" if method == "osft" else "")
+                + (", or start from it by --osft-redecompose CKPT" if config.osft else "")
             )
     if state.data != data.train.digest:
         raise ValueError(
@@ -146,6 +146,13 @@ def check(state: State, config: TrainConfig, data: Data, *, world: int) -> list[
             f"written by {state.world} ranks, continued by {world}: the same samples, other orders of summation, other dropout"
         )
     return notes
+
+
+def _has_effect(name: str, config: TrainConfig) -> bool:
+    """False for an option of a method that is not the run's."""
+    groups = {group for groups in METHOD_OPTIONS.values() for group in groups}
+    group = name.partition("_")[0]
+    return group not in groups or group in METHOD_OPTIONS[config.method_name]
 
 
 def validation_digest(data: Data) -> str | None:

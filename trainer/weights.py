@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from cftdiag.torch_private.wrappers import strip
-from trainer.lora import LoRALinear, initial_factors
 from trainer.osft.linear import FACTORS, decompose
 from trainer.osft.surgery import Target
 
@@ -55,36 +54,6 @@ class Filler:
                 target.to_local().copy_(sharded.to_local())
             else:
                 target.copy_(value)
-
-
-def fill_from(
-    model: nn.Module,
-    source: nn.Module | None,
-    targets: list[Target],
-    *,
-    device: torch.device,
-    upcast: torch.dtype,
-    seed: int,
-) -> None:
-    """Set every parameter and buffer of ``model`` from the plain ``source`` that rank 0 holds (None
-    elsewhere). Collective.
-
-    Split targets are decomposed, each by one rank.
-    """
-    filler = Filler(model=model, device=device)
-    values = _values(source) if source is not None else {}
-    split = {t.holder: t for t in targets if t.kind == "split"}
-    lora = {name: m for name, m in plain_modules(model).items() if isinstance(m, LoRALinear)}
-    generator = torch.Generator().manual_seed(seed)
-    for name in plain_names(model):
-        parent, _, child = name.rpartition(".")
-        if parent in split and child in FACTORS:
-            continue
-        if parent in lora and child in ("A", "B"):
-            filler.fill(name, initial_factors(lora[parent], generator)[child])
-            continue
-        filler.fill(name, values.get(name))
-    decompose_spread(filler, values, list(split.values()), upcast=upcast)
 
 
 def decompose_spread(
@@ -156,7 +125,8 @@ def plain_names(model: nn.Module) -> list[str]:
     return [plain_name(name) for name, _ in (*model.named_parameters(), *model.named_buffers())]
 
 
-def _values(source: nn.Module) -> dict[str, Tensor]:
+def values_of(source: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers of a plain model, a tied one under each of its names."""
     return dict(
         (*source.named_parameters(remove_duplicate=False), *source.named_buffers(remove_duplicate=False))
     )

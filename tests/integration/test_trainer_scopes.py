@@ -170,9 +170,9 @@ def test_workers_and_streaming_change_nothing(tiny: Path, tmp_path: Path) -> Non
 
 def test_a_checkpoint_of_another_method_is_refused(tiny: Path, tmp_path: Path) -> None:
     _train(tiny, tmp_path, max_steps=1)
-    with pytest.raises(ValueError, match=r"was trained with osft False, this run has True"):
+    with pytest.raises(ValueError, match=r"was trained with method full, this run has osft"):
         _train(tiny, tmp_path, max_steps=2, resume="auto", osft=True)
-    with pytest.raises(ValueError, match=r"was trained with lora False, this run has True"):
+    with pytest.raises(ValueError, match=r"was trained with method full, this run has lora"):
         _train(tiny, tmp_path, max_steps=2, resume="auto", lora=True)
 
 

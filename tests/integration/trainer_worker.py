@@ -21,6 +21,7 @@ from trainer.config import TrainConfig
 from trainer.data import open_data
 from trainer.distributed import process_group
 from trainer.export import export
+from trainer.methods import method_of
 from trainer.optim import make_optimizer
 from trainer.osft.frozen import Frozen
 from trainer.osft.leak import leak
@@ -133,7 +134,7 @@ def exported(name: str, **values: Any) -> dict[str, float]:
     total = stepper.evaluate(batches)
     dist.all_reduce(total)
     directory = Path(OUT) / name
-    export(program.model, program.source, directory, dtype=F64)
+    export(program.model, method_of(c), program.source, directory, dtype=F64)
     plain = AutoModelForCausalLM.from_pretrained(directory, dtype=F64).eval()
     alone = torch.zeros((), dtype=F64)
     for batch in batches:

@@ -24,7 +24,9 @@ def test_flags_win_over_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"osft": True, "lora": True}, "osft and lora are two methods"),
+        ({"osft": True, "lora": True}, "osft and lora are two methods; give one of them"),
+        ({"method": "full", "lora": True}, "full and lora are two methods; give one of them"),
+        ({"method": "dora"}, "method must be one of full, osft, lora"),
         ({"compile_model": True, "compile_scope": "loss"}, "give one of them"),
         ({"demo": True, "data_path": "x"}, "demo brings its own"),
         ({"osft_unfreeze_rank_ratio": 1.5}, "between 0 and 1"),
@@ -57,6 +59,27 @@ def test_flags_win_over_the_file(tmp_path: Path) -> None:
 def test_mistakes_are_named(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         TrainConfig.from_mapping(values)
+
+
+def test_a_method_has_one_meaning_under_both_names(tmp_path: Path) -> None:
+    assert TrainConfig().method == "full"
+    for name in ("osft", "lora"):
+        assert (
+            TrainConfig(method=name)
+            == TrainConfig(**{name: True})
+            == TrainConfig(method=name, **{name: True})
+        )
+    path = tmp_path / "run.yaml"
+    for file, flags, method in (
+        ("osft: true", ["--method", "lora"], "lora"),
+        ("method: osft", ["--lora"], "lora"),
+        ("osft: true", ["--no-osft"], "full"),
+        ("method: osft", ["--no-osft"], "full"),
+        ("method: osft", ["--no-lora"], "osft"),
+        ("method: lora", ["--seed", "1"], "lora"),
+    ):
+        path.write_text(file + "\n")
+        assert parse(["--config", str(path), *flags]).method == method, (file, flags)
 
 
 def test_compile_model_is_scope_block() -> None:

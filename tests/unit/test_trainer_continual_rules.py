@@ -15,7 +15,7 @@ from trainer.config import TrainConfig
 from trainer.continual.figures import figures, render, table
 from trainer.continual.methods import METHODS, Orthogonal, parse
 from trainer.continual.phases import Outcome, Phase, Score
-from trainer.lora import LoRALinear
+from trainer.methods.lora import LoRALinear
 
 
 def _scores(**accuracies: float) -> dict[str, Score]:

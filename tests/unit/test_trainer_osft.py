@@ -10,6 +10,7 @@ from torch import nn
 
 from cftdiag.recipe.blocks import find_blocks
 from trainer.config import TrainConfig
+from trainer.methods.method import Known
 from trainer.osft import surgery
 from trainer.osft.coverage import coverage
 from trainer.osft.frozen import Frozen
@@ -339,9 +340,9 @@ def test_a_checkpoint_or_a_rank_of_another_model_is_named() -> None:
     with pytest.raises(
         ValueError, match=f"of another model: it has 99 frozen directions of {name}, which has 16"
     ):
-        apply_method(model, TrainConfig(demo=True, osft=True), ranks={**ranks, name: 99})
+        apply_method(model, TrainConfig(demo=True, osft=True), Known(ranks={**ranks, name: 99}))
     with pytest.raises(ValueError, match="other OSFT targets than this model"):
-        apply_method(model, TrainConfig(demo=True, osft=True), ranks={name: 4})
+        apply_method(model, TrainConfig(demo=True, osft=True), Known(ranks={name: 4}))
     with pytest.raises(ValueError, match="lora-rank 17 is above 16, the rank of the largest target"):
         apply_method(model, TrainConfig(demo=True, lora=True, lora_rank=17))
     apply_method(model, TrainConfig(demo=True, lora=True, lora_rank=16))

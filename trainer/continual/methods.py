@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.config import TrainConfig
-from trainer.lora import LoRALinear
+from trainer.methods.lora import LoRALinear
 from trainer.osft.frozen import local
 from trainer.weights import plain_modules
 

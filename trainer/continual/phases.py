@@ -17,6 +17,7 @@ from trainer.config import TrainConfig
 from trainer.continual.methods import Method, Orthogonal
 from trainer.data import Data, open_data
 from trainer.export import export
+from trainer.methods import method_of
 from trainer.model import open_source
 from trainer.optim import learning_rate, make_optimizer
 from trainer.program import Program, build
@@ -160,7 +161,7 @@ def train(
     if orthogonal is not None:
         orthogonal.add(program.model)
     after = {t: measure(program, t) for t in TASKS}
-    export(program.model, source, Path(config.output_dir), dtype=torch.float32)
+    export(program.model, method_of(config), source, Path(config.output_dir), dtype=torch.float32)
     return before, Phase(task=task, steps=taken, learned=learned, after=after)
 
 

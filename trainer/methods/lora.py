@@ -1,15 +1,55 @@
-"""Low-rank adapters in the same form as the OSFT factors: pure tensor math beside a frozen Linear."""
+"""LoRA: low-rank adapters in the same form as the OSFT factors, pure tensor math beside a frozen Linear; merged
+into the weights at export.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cftdiag.recipe.blocks import set_module
+from trainer.methods.method import Known, Method, Trained, first_like_the_others
+from trainer.osft.surgery import Target
 from trainer.targets import find_targets, is_conv1d
+from trainer.weights import Filler, plain_modules, plain_names
+
+
+class LoRA(Method):
+    """The model is frozen; adapters on its targets are trained."""
+
+    @property
+    def scale(self) -> float:
+        """What the product of an adapter's factors is multiplied by."""
+        return self.config.lora_alpha / self.config.lora_rank
+
+    def change(self, model: nn.Module, known: Known) -> tuple[Target, ...]:
+        """Put adapters on the targets."""
+        config = self.config
+        adapt(model, rank=config.lora_rank, alpha=config.lora_alpha, patterns=config.lora_target_patterns)
+        first_like_the_others(model, config)
+        return ()
+
+    def fill(self, filler: Filler, values: Mapping[str, Tensor], targets: tuple[Target, ...]) -> None:
+        """Adapters begin at random, from the run's seed, and change nothing at first."""
+        adapters = {name: m for name, m in plain_modules(filler.model).items() if isinstance(m, LoRALinear)}
+        generator = torch.Generator().manual_seed(self.config.seed)
+        for name in plain_names(filler.model):
+            parent, _, child = name.rpartition(".")
+            if parent in adapters and child in ("A", "B"):
+                filler.fill(name, initial_factors(adapters[parent], generator)[child])
+            else:
+                filler.fill(name, values.get(name))
+
+    def dense(self, name: str, plain: nn.Module, trained: Trained) -> Tensor:
+        """The weight with its adapter merged, in float32."""
+        parent, _, child = name.rpartition(".")
+        if child == "weight" and f"{parent}.A" in trained.keys:
+            return merged(trained.some(parent, ("weight", "A", "B")), self.scale)
+        return super().dense(name, plain, trained)
 
 
 class LoRALinear(nn.Module):

@@ -26,6 +26,10 @@ VERBS = {
     "models": ("cftdiag.cli.models", "The catalogue of model configurations that check knows by name."),
     "doctor": ("cftdiag.cli.doctor", "What works on this machine and with this torch."),
     "run": ("cftdiag.cli.run", "Watch an unmodified training script, all its ranks."),
+    "bench": (
+        "cftdiag.cli.bench",
+        "Train with and without torch.compile, side by side: what it gains here, and when it has paid.",
+    ),
     "watch": ("cftdiag.cli.watch", "Live view of a run directory."),
     "kernels": (
         "cftdiag.cli.kernels",

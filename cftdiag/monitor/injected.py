@@ -40,7 +40,17 @@ def start(settings: dict[str, Any]) -> Monitor:
     return monitor
 
 
+def step() -> None:
+    """The end of a step, for a loop of ours that has no torch optimizer; nothing where no monitor runs."""
+    if _MONITOR is not None:
+        _MONITOR.step()
+
+
 def _sink(name: str, value: str) -> Any:
+    if name == "gate":
+        from cftdiag.monitor.gate import Gate
+
+        return Gate(**value)
     from cftdiag.monitor.sinks import LazySink, TensorBoardSink, WandbSink
 
     if name == "tensorboard":

@@ -9,7 +9,7 @@ from typing import Any
 
 from cftdiag.details import plain
 from cftdiag.findings import Finding
-from cftdiag.monitor import run_report
+from cftdiag.monitor import comparable, run_report
 from cftdiag.monitor.run_files import RunFiles, read_run
 from cftdiag.monitor.run_findings import findings
 
@@ -55,15 +55,21 @@ def report(
     neither.
 
     ``eager`` is the seconds of a step without torch.compile, or the run directory of such a run: with it the
-    break-even step is told.
+    break-even step is told. A run that differs in more than that is refused with ``ValueError``.
     """
     run = load_run(path)
-    seconds = (
-        eager
-        if isinstance(eager, int | float) or eager is None
-        else run_report.steady_seconds(read_run(eager))
-    )
+    seconds = eager if isinstance(eager, int | float) or eager is None else _eager_seconds(run, eager)
     return run.to_dict(eager_s=seconds)
+
+
+def _eager_seconds(run: RunFiles, path: str | os.PathLike[str]) -> float | None:
+    eager = read_run(path)
+    apart = comparable.differences(run, eager)
+    if apart:
+        raise ValueError(
+            f"{path}: is not this run without torch.compile: {'; '.join(apart)}; run the same again, eager"
+        )
+    return run_report.steady_seconds(eager)
 
 
 def _row(item: Any) -> dict[str, Any]:

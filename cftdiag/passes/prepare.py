@@ -229,7 +229,7 @@ def _from_subject(subject: Subject, o: CheckOptions) -> Prepared:
         changes["dynamic"] = DYNAMIC[o.compile.dynamic]
     if o.compile.fullgraph is not None:
         changes["fullgraph"] = o.compile.fullgraph
-    batches = [_padded(batch, o.subject.pad_to_multiple_of) for batch in subject.batches]
+    batches = [padded(batch, o.subject.pad_to_multiple_of) for batch in subject.batches]
     if o.patch.input_requires_grad:
         batches = [{k: _requiring_grad(v) for k, v in batch.items()} for batch in batches]
     shapes = [_batch_shape(b) for b in batches]
@@ -401,7 +401,7 @@ def _batch_shape(batch: Mapping[str, Any]) -> tuple[int | None, int | None]:
     return None, None
 
 
-def _padded(batch: Mapping[str, Any], multiple: int | None) -> dict[str, Any]:
+def padded(batch: Mapping[str, Any], multiple: int | None) -> dict[str, Any]:
     """The batch with every tensor of the batch's length padded along dimension 1 (zeros; -100 for labels), as
     a collator would.
     """

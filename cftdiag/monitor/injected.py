@@ -46,7 +46,7 @@ def step() -> None:
         _MONITOR.step()
 
 
-def _sink(name: str, value: str) -> Any:
+def _sink(name: str, value: Any) -> Any:
     if name == "gate":
         from cftdiag.monitor.gate import Gate
 

@@ -670,7 +670,7 @@ def test_live_events_and_the_recorded_trace_of_the_same_run_agree(
     assert {"compile", "graph_break", "recompile", "limit_hit"} <= {kind for kind, *_ in live}
 
 
-@pytest.mark.slow
+@pytest.mark.everything("20 s of g++; what is made of the reason that torch gives stays in the unit tests")
 def test_a_cuda_graph_that_inductor_skips_is_told_with_its_reason() -> None:
     """The one reason for which Inductor skips a CUDA graph on a machine without CUDA."""
     from cftdiag.diagnose import diagnose

@@ -14,16 +14,22 @@ import click
 from cftdiag.cli import check_script, early, gate_options
 from cftdiag.cli import repro as repro_files
 from cftdiag.cli.options import (
+    MODEL_HELP,
     Layers,
     Lengths,
     Seconds,
-    Setting,
     State,
+    attention_option,
+    batch_size_option,
     check_writable,
     debug_option,
+    dtype_option,
+    dynamic_option,
     fail_on_option,
     json_file,
     output_format,
+    padding_option,
+    settings_option,
     write_json,
     write_text,
 )
@@ -31,14 +37,10 @@ from cftdiag.errors import CheckError, InputError
 from cftdiag.forecast.lengths import OVER_LONG
 from cftdiag.options import (
     AC_MODES,
-    ATTENTIONS,
     DEFAULT_LENGTHS,
     DEFAULT_TIMEOUT_S,
     DEFAULT_VERIFY_BUDGET_S,
     DEPTHS,
-    DTYPE_ALIASES,
-    DTYPES,
-    DYNAMIC,
     FAST_FORWARD,
     METHODS,
     ROUTING,
@@ -66,7 +68,7 @@ if TYPE_CHECKING:
 @click.option(
     "--model",
     metavar="MODEL",
-    help="A name of `cftdiag models`, a directory, a config.json, a hub id, or file.py:build.",
+    help=MODEL_HELP,
 )
 @click.option(
     "--config",
@@ -81,18 +83,9 @@ if TYPE_CHECKING:
     show_default=True,
     help="Fine-tuning method of the trainer.",
 )
-@click.option("--attn", type=click.Choice(ATTENTIONS), help="Attention implementation.  [default: sdpa]")
-@click.option(
-    "--dtype",
-    type=click.Choice([*DTYPES, *DTYPE_ALIASES]),
-    metavar="DTYPE",
-    help="Data type of the model.  [default: bfloat16]",
-)
-@click.option(
-    "--dynamic",
-    type=click.Choice(list(DYNAMIC)),
-    help="Dynamic shapes; auto is torch's None.  [default: true; a Subject's own]",
-)
+@attention_option
+@dtype_option
+@dynamic_option("true; a Subject's own")
 @click.option(
     "--ac",
     type=click.Choice(AC_MODES),
@@ -120,18 +113,13 @@ if TYPE_CHECKING:
     metavar="NAME",
     help="torch.compile backend; also read from TORCH_COMPILE_BACKEND.  [default: the depth's own]",
 )
-@click.option("--batch-size", type=click.IntRange(min=1), help="Rows per forward.  [default: 1]")
+@batch_size_option
 @click.option(
     "--lengths",
     type=Lengths(),
     help=f"Sequence lengths, in the order met.  [default: {','.join(map(str, DEFAULT_LENGTHS))}]",
 )
-@click.option(
-    "--pad-to-multiple-of",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Pad every length up, as the collator would.",
-)
+@padding_option
 @click.option("--packed", is_flag=True, help="One row of several documents.")
 @click.option("--flash-varlen", is_flag=True, help="Pass cu_seq_lens_q/k and max_length_q/k to the model.")
 @click.option(
@@ -204,13 +192,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="What an untrained router is assumed to do.",
 )
-@click.option(
-    "--set",
-    "torch_config",
-    type=Setting(),
-    multiple=True,
-    help="A torch setting for every pass: torch._inductor.config.NAME=VALUE.",
-)
+@settings_option("A torch setting for every pass: torch._inductor.config.NAME=VALUE.")
 @click.option(
     "--timeout",
     type=Seconds(min=0, min_open=True),

@@ -9,6 +9,7 @@ from cftdiag.cli.options import (
     debug_option,
     fail_on_option,
     json_file,
+    markdown_option,
     write_json,
     write_text,
 )
@@ -19,12 +20,7 @@ from cftdiag.errors import InputError
 @click.argument("before", metavar="A")
 @click.argument("after", metavar="B")
 @json_file
-@click.option(
-    "--markdown",
-    "markdown_path",
-    metavar="FILE|-",
-    help="Write Markdown, for a pull request or a job summary.",
-)
+@markdown_option
 @click.option(
     "--max-slowdown",
     type=click.FloatRange(min=1, min_open=True),

@@ -14,9 +14,20 @@ from typing import Any
 import click
 
 from cftdiag.cli import early
-from cftdiag.cli.options import Lengths, Setting, check_writable, debug_option, write_json
+from cftdiag.cli.options import (
+    MODEL_HELP,
+    Lengths,
+    attention_option,
+    batch_size_option,
+    check_writable,
+    debug_option,
+    dtype_option,
+    dynamic_option,
+    padding_option,
+    settings_option,
+    write_json,
+)
 from cftdiag.errors import EnvironmentUnfit
-from cftdiag.options import ATTENTIONS, DTYPE_ALIASES, DTYPES, DYNAMIC
 from cftdiag.target.devices import TARGETS
 
 
@@ -25,7 +36,7 @@ from cftdiag.target.devices import TARGETS
     "--model",
     required=True,
     metavar="MODEL",
-    help="A name of `cftdiag models`, a directory, a config.json, a hub id, or file.py:build.",
+    help=MODEL_HELP,
 )
 @click.option(
     "--target",
@@ -39,35 +50,15 @@ from cftdiag.target.devices import TARGETS
     type=Lengths(),
     help="Sequence lengths; with several, what changes between them.  [default: 512]",
 )
-@click.option("--batch-size", type=click.IntRange(min=1), metavar="N", help="Rows per forward.  [default: 1]")
+@batch_size_option
 @click.option(
     "--block", metavar="KIND", help="Only this kind of block: a kind, a class or a name, globs allowed."
 )
-@click.option("--attn", type=click.Choice(ATTENTIONS), help="Attention implementation.  [default: sdpa]")
-@click.option(
-    "--dtype",
-    type=click.Choice([*DTYPES, *DTYPE_ALIASES]),
-    metavar="DTYPE",
-    help="Data type of the model.  [default: bfloat16]",
-)
-@click.option(
-    "--dynamic",
-    type=click.Choice(list(DYNAMIC)),
-    help="Dynamic shapes; auto is torch's None.  [default: true]",
-)
-@click.option(
-    "--pad-to-multiple-of",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Round each length up to a multiple of N.",
-)
-@click.option(
-    "--set",
-    "torch_config",
-    type=Setting(),
-    multiple=True,
-    help="A torch setting, such as torch._inductor.config.NAME=VALUE.",
-)
+@attention_option
+@dtype_option
+@dynamic_option("true")
+@padding_option
+@settings_option("A torch setting, such as torch._inductor.config.NAME=VALUE.")
 @click.option(
     "--compile/--no-compile",
     "compile_kernels",

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import click
 
-from cftdiag.options import FAIL_ON
+from cftdiag.options import ATTENTIONS, DTYPE_ALIASES, DTYPES, DYNAMIC, FAIL_ON
 from cftdiag.report import stream
 
 #: ``text`` is the report for people; the others are those of :mod:`cftdiag.report.ci`.
@@ -163,6 +163,47 @@ class Setting(click.ParamType):
             return name, ast.literal_eval(text)
         except (ValueError, SyntaxError):
             return name, text
+
+
+def dynamic_option(default: str) -> Callable[[F], F]:
+    """``--dynamic``; ``default`` is what holds without it, in words."""
+    return click.option(
+        "--dynamic",
+        type=click.Choice(list(DYNAMIC)),
+        help=f"Dynamic shapes; auto is torch's None.  [default: {default}]",
+    )
+
+
+def settings_option(help: str) -> Callable[[F], F]:
+    """``--set``, as ``torch_config``: pairs of a setting's name and its value."""
+    return click.option("--set", "torch_config", type=Setting(), multiple=True, help=help)
+
+
+MODEL_HELP = "A name of `cftdiag models`, a directory, a config.json, a hub id, or file.py:build."
+attention_option = click.option(
+    "--attn", type=click.Choice(ATTENTIONS), help="Attention implementation.  [default: sdpa]"
+)
+dtype_option = click.option(
+    "--dtype",
+    type=click.Choice([*DTYPES, *DTYPE_ALIASES]),
+    metavar="DTYPE",
+    help="Data type of the model.  [default: bfloat16]",
+)
+batch_size_option = click.option(
+    "--batch-size", type=click.IntRange(min=1), metavar="N", help="Rows per forward.  [default: 1]"
+)
+padding_option = click.option(
+    "--pad-to-multiple-of",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Round each length up to a multiple of N, as the collator would.",
+)
+markdown_option = click.option(
+    "--markdown",
+    "markdown_path",
+    metavar="FILE|-",
+    help="Write Markdown, for a pull request or a job summary.",
+)
 
 
 def write_text(path: str, text: str) -> None:

@@ -8,7 +8,14 @@ from typing import Any
 
 import click
 
-from cftdiag.cli.options import debug_option, json_file, output_format, write_json, write_text
+from cftdiag.cli.options import (
+    debug_option,
+    json_file,
+    markdown_option,
+    output_format,
+    write_json,
+    write_text,
+)
 from cftdiag.error_text import one_line
 from cftdiag.errors import InputError
 
@@ -16,12 +23,7 @@ from cftdiag.errors import InputError
 @click.command(short_help="Render a saved check or a run.")
 @click.argument("path", metavar="CHECK.json|RUN")
 @json_file
-@click.option(
-    "--markdown",
-    "markdown_path",
-    metavar="FILE|-",
-    help="Write Markdown, for a pull request or a job summary.",
-)
+@markdown_option
 @click.option("--html", "html_path", metavar="FILE|-", help="Write one self-contained HTML page.")
 @click.option("--sarif", "sarif_path", metavar="FILE|-", help="Write SARIF 2.1.0, for code scanning.")
 @click.option("--junit", "junit_path", metavar="FILE|-", help="Write JUnit XML: a test case a block.")

@@ -11,6 +11,7 @@ from cftdiag.cli.options import (
     debug_option,
     fail_on_option,
     json_file,
+    markdown_option,
     write_json,
     write_text,
 )
@@ -45,7 +46,7 @@ from cftdiag.errors import InputError
     help="Where to make the environment.  [default: in the user's cache, made once]",
 )
 @json_file
-@click.option("--markdown", "markdown_path", metavar="FILE|-", help="Write Markdown, for a pull request.")
+@markdown_option
 @click.option(
     "--keep",
     type=click.Path(file_okay=False, path_type=Path),

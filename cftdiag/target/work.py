@@ -51,14 +51,6 @@ class Work:
         """This work ``factor`` times."""
         return Work(tuple(dataclasses.replace(one, count=one.count * factor) for one in self.launches))
 
-    def without(self, other: Work) -> Work:
-        """What is left when ``other`` is taken off, which is part of it."""
-        negative = [dataclasses.replace(one, count=-one.count) for one in other.launches]
-        counts = collections.Counter[Launch]()
-        for one in (*self.launches, *negative):
-            counts[dataclasses.replace(one, count=1)] += one.count
-        return Work(tuple(dataclasses.replace(one, count=n) for one, n in counts.items() if n > 0))
-
     @property
     def kernels(self) -> int:
         """Launches in all."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -68,14 +68,17 @@ def collate(row: Row, samples: Samples, *, pad_id: int, varlen: bool) -> Batch:
 
 
 class _RankRows(Dataset[Batch]):
-    def __init__(self, rows: Sequence[Row], samples: Samples, pad_id: int, varlen: bool) -> None:
+    def __init__(
+        self, rows: Sequence[Row], samples: Samples, pad_id: int, varlen: bool, collate: Callable[..., Batch]
+    ) -> None:
         self._rows, self._samples, self._pad_id, self._varlen = rows, samples, pad_id, varlen
+        self._collate = collate
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def __getitem__(self, index: int) -> Batch:
-        return collate(self._rows[index], self._samples, pad_id=self._pad_id, varlen=self._varlen)
+        return self._collate(self._rows[index], self._samples, pad_id=self._pad_id, varlen=self._varlen)
 
 
 def rank_batches(
@@ -87,13 +90,14 @@ def rank_batches(
     varlen: bool,
     workers: int = 0,
     pin: bool = False,
+    collate: Callable[..., Batch] = collate,
 ) -> Iterator[tuple[Step, list[Batch]]]:
     """Each step with this rank's batches, one a microstep; only these are read and collated, by ``workers``
-    processes ahead of time.
+    processes ahead of time, in the way of ``collate`` (arguments as :func:`collate`).
     """
     rows = [microstep[rank] for step in steps for microstep in step.rows]
     loader = DataLoader(
-        _RankRows(rows, samples, pad_id, varlen),
+        _RankRows(rows, samples, pad_id, varlen, collate),
         batch_size=None,
         num_workers=workers,
         pin_memory=pin,

@@ -19,6 +19,8 @@ SHORT_FORMS = ("osft", "lora")
 """Methods with a flag of their own: ``--lora`` is ``--method lora``."""
 METHOD_OPTIONS: dict[str, tuple[str, ...]] = {"full": (), "osft": ("osft",), "lora": ("lora",)}
 """What the names of the options begin with that a method reads."""
+OBJECTIVES = ("sft", "pretrain")
+"""What may be learnt; see :mod:`trainer.objectives`."""
 TRACKERS = ("tensorboard", "wandb", "mlflow")
 TRAIN_DTYPES = (*DTYPES, "float64")
 TRAIN_DTYPE_ALIASES = {**DTYPE_ALIASES, "fp64": "float64"}
@@ -98,6 +100,12 @@ class TrainConfig:
         None, "directory that tokenized data is kept in, by content; default: tokens in output-dir"
     )
     num_workers: int = _option(0, "processes that collate this rank's rows")
+    # objective
+    objective: str = _option(
+        "sft",
+        "what is learnt: sft (labelled tokens), pretrain (all tokens of texts)",
+        OBJECTIVES,
+    )
     # method
     method: str | None = _option(None, "what is trained, and in which form; default: full", METHODS)
     osft: bool = _option(

@@ -10,6 +10,7 @@ from typing import Any
 from cftdiag.recipe.packing import Shape, Step, epoch_order, epoch_steps, steps
 from trainer.chat import set_template
 from trainer.config import TrainConfig
+from trainer.demo import data_of
 from trainer.records import Records, Subset
 
 
@@ -49,7 +50,9 @@ def open_data(
 ) -> Data:
     """Read, check and pack; needs no torch. Tokens are taken from the cache, and put there with
     ``write_cache``. Raises ``ValueError`` for missing, empty or malformed data."""
-    path = str(Path(config.output_dir) / "demo" / "train.jsonl") if config.demo else config.data_path
+    path = (
+        str(data_of(Path(config.output_dir) / "demo", config.objective)) if config.demo else config.data_path
+    )
     if not path:
         raise ValueError("no data: give --data-path, or --demo for the embedded set")
 
@@ -61,7 +64,7 @@ def open_data(
         return Records(
             file, tokenizer, vocabulary=vocabulary, capacity=config.row_capacity,
             bad_records=config.bad_records, over_long=config.over_long, streaming=config.streaming,
-            train_on=config.train_on, cache=cache, write_cache=write_cache, report=report,
+            train_on=config.train_on, objective=config.objective, cache=cache, write_cache=write_cache, report=report,
         )  # fmt: skip
 
     everything = read(path)

@@ -19,6 +19,20 @@ TEMPLATE = (
 _WORDS = "amber basin cedar delta ember fjord grove haven inlet jetty knoll ledge marsh north orbit plume quill ridge shore thorn umbra vale".split()
 
 
+def data_of(directory: Path, objective: str) -> Path:
+    """The demo's data for an objective."""
+    return directory / {"pretrain": "text.jsonl"}.get(objective, "train.jsonl")
+
+
+def write_texts(path: Path, *, count: int = 240, seed: int = 0) -> None:
+    """A JSONL file of plain texts: the same questions with their answers."""
+    rng = random.Random(seed)
+    with open(path, "w", encoding="utf-8") as file:
+        for _ in range(count):
+            lines = [" ".join(rng.choice((_sum, _reverse, _count))(rng)) for _ in range(rng.randint(1, 4))]
+            file.write(json.dumps({"text": "\n".join(lines)}) + "\n")
+
+
 def write_data(path: Path, *, count: int = 240, seed: int = 0) -> None:
     """A JSONL file of short conversations: sums, reversals, counting. Lengths vary, as in real data."""
     rng = random.Random(seed)
@@ -80,7 +94,7 @@ def config(**overrides: Any) -> Any:
 
 
 def write(directory: str | Path) -> Path:
-    """Config, tokenizer and ``train.jsonl`` into ``directory``; what is there is not written again. Returns
+    """Config, tokenizer and the data of each objective into ``directory``; what is there is not written again. Returns
     the directory.
     """
     directory = Path(directory)
@@ -89,6 +103,9 @@ def write(directory: str | Path) -> Path:
         config().save_pretrained(directory)
         tokenizer().save_pretrained(directory)
         write_data(directory / "train.jsonl")
+    for objective, write_rows in (("pretrain", write_texts),):
+        if not (path := data_of(directory, objective)).exists():
+            write_rows(path)
     return directory
 
 

@@ -20,7 +20,7 @@ from cftdiag.monitor.trackers import require
 from cftdiag.recipe.compile import compile_settings
 from cftdiag.recipe.packing import Step
 from trainer import nonfinite, resume
-from trainer.batch import collate, rank_batches
+from trainer.batch import collate
 from trainer.cache import load_cache, save_cache
 from trainer.checkpoints import rng
 from trainer.checkpoints.layout import Best, State
@@ -319,7 +319,9 @@ class _Trainer:
                 self.profiling.step(step),
                 memory_of(partial(_rows, step, plan, self.ranks.rank), _LESS),
             ):
-                figures = self.stepper.step(batches, plan.loss_tokens, lr=lr, leak=measure_leak)
+                figures = self.stepper.step(
+                    batches, self.program.objective.divisor(plan), lr=lr, leak=measure_leak
+                )
             seconds = time.perf_counter() - started
             self.stopped = figures.pop("stop")
             self.compiles.note(step)
@@ -347,7 +349,7 @@ class _Trainer:
                     lambda: f"rank {self.ranks.rank}, the validation after step {self.step}", _LESS
                 ):
                     began = time.perf_counter()
-                    record["val_loss"] = self.validate()
+                    record |= self.validate()
                     record["validation_seconds"] = round(time.perf_counter() - began, 4)
                     # its first batch compiles graphs without gradients, which are no step's
                     compiled = self.recording.step()
@@ -398,10 +400,11 @@ class _Trainer:
             )
         self.metrics.say(f"skipped {self.skipped} of at most {self.config.skip_nonfinite}: {text}")
         figures |= {"skipped": True, "loss": None, "grad_norm": None, "grad_norm_raw": None}
+        figures |= dict.fromkeys(self.program.objective.loss.figures)
 
     def _batches(self, steps: Any, samples: Any) -> Any:
         pad = getattr(self.program.source.tokenizer, "pad_token_id", None) or 0
-        return rank_batches(
+        return self.program.objective.batches(
             steps, samples, rank=self.ranks.rank, pad_id=pad, varlen=self.program.varlen,
             workers=self.config.num_workers, pin=self.ranks.device.type == "cuda",
         )  # fmt: skip
@@ -428,19 +431,21 @@ class _Trainer:
             )
         save_cache(self.config, say=self.metrics.say)
 
-    def validate(self) -> float:
-        """Mean loss per loss token over the validation set. Collective."""
-        total, count = torch.zeros((), dtype=torch.float64, device=self.ranks.device), 0
+    def validate(self) -> dict[str, float]:
+        """``val_loss`` and the objective's figures, means over the validation set. Collective."""
+        objective = self.program.objective
+        names = [f"val_{name}" for name in ("loss", *objective.loss.figures)]
+        total, count = torch.zeros(len(names), dtype=torch.float64, device=self.ranks.device), 0
         self.program.model.eval()
         for number, (plan, batches) in enumerate(
             self._batches(self.data.validation_steps, self.data.validation)
         ):
             total += self.stepper.evaluate(batches)
             self.compiles.note(self.step, number)
-            count += plan.loss_tokens
+            count += objective.divisor(plan)
         self.program.model.train()
         dist.all_reduce(total)
-        return total.item() / count
+        return dict(zip(names, (total / count).tolist(), strict=True))
 
     def save(self, kinds: tuple[str, ...]) -> None:
         """Begin to write a checkpoint of this moment. Collective. Raises :class:`FloatingPointError` for weights

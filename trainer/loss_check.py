@@ -64,7 +64,7 @@ def compare_loss(
     head = head_of(stand_in)
 
     def whole(cross_entropy: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
-        return lambda hidden, labels: chunked_loss(hidden, labels, head, cross_entropy, config.loss_chunks)
+        return lambda hidden, labels: chunked_loss(hidden, (labels,), head, cross_entropy, config.loss_chunks)
 
     eager = whole(cross_entropy_sum)
     if "loss" in compiler.graphs:

@@ -14,8 +14,9 @@ import torch
 from cftdiag.options import DYNAMIC
 from cftdiag.plan import Plan, config_sha, load_plan
 from cftdiag.recipe.packing import Row, Sample
-from trainer.batch import collate, to_device
+from trainer.batch import to_device
 from trainer.config import TrainConfig
+from trainer.objectives.objective import split
 from trainer.program import Program
 from trainer.records import IGNORE, Tokens
 
@@ -103,8 +104,8 @@ def warm(program: Program, plan: CompilePlan) -> None:
         for length, variant in plan.rows:
             documents = _Documents(length, packed=variant == "packed")
             row = Row(samples=tuple(range(len(documents.samples))), length=length)
-            batch = collate(row, documents, pad_id=0, varlen=program.varlen)
-            program.model(**to_device(batch, program.device)).backward()
+            batch = program.objective.collate(row, documents, pad_id=0, varlen=program.varlen)
+            split(program.model(**to_device(batch, program.device)))[0].backward()
     program.model.zero_grad(set_to_none=True)
 
 

@@ -17,11 +17,11 @@ from cftdiag.errors import InputError
 from cftdiag.options import DYNAMIC
 from cftdiag.recipe.attention import needs_boundaries
 from cftdiag.recipe.compile import static_settings
-from trainer.batch import collate
 from trainer.config import TrainConfig
 from trainer.data import Data, open_data
 from trainer.loss_check import compare_loss
 from trainer.model import Source, build_meta, dtype_of, open_source
+from trainer.objectives import objective_of
 from trainer.program import apply_method, compute_dtype, lookup_backend, recipe_of
 
 #: Distinct row lengths that the check runs, the first met in training first; the others are forecast from
@@ -35,6 +35,7 @@ def subject_of(config: TrainConfig, source: Source, data: Data) -> Subject:
     """What `cftdiag check` needs to check this configuration: the plain model of its method, on meta, and the
     recipe by which :func:`trainer.program.build` wraps it.
     """
+    objective = objective_of(config)
     model = build_meta(source, dtype=dtype_of(config.train_dtype))
     apply_method(model, config)
     pad = getattr(source.tokenizer, "pad_token_id", None) or 0
@@ -50,9 +51,10 @@ def subject_of(config: TrainConfig, source: Source, data: Data) -> Subject:
     return Subject(
         model=model,
         batches=[
-            collate(rows[n], data.train, pad_id=pad, varlen=needs_boundaries(source.attn)) for n in lengths
+            objective.collate(rows[n], data.train, pad_id=pad, varlen=needs_boundaries(source.attn))
+            for n in lengths
         ],
-        training=recipe_of(config, _dtype(config)),
+        training=recipe_of(config, _dtype(config), objective),
         compile_kwargs={"fullgraph": True, "dynamic": DYNAMIC[config.dynamic]},
     )
 

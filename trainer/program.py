@@ -30,6 +30,7 @@ from trainer.idle import idle_modules
 from trainer.methods import method_of
 from trainer.methods.method import Known
 from trainer.model import Source, build_meta, dtype_of, load_weights, open_source
+from trainer.objectives import Objective, objective_of
 from trainer.osft.surgery import Target
 from trainer.weights import Filler, materialize, values_of
 
@@ -39,7 +40,8 @@ class Program:
     """What :func:`build` made."""
 
     model: nn.Module
-    """Wrapped; called with the tensors of :func:`trainer.batch.collate` it returns the row's summed loss."""
+    """Wrapped; called with the tensors of a batch of the objective it returns the row's summed loss."""
+    objective: Objective
     blocks: Mapping[str, nn.Module]
     """The blocks as wrapped, by plain name."""
     regions: Blocks
@@ -92,7 +94,8 @@ def build(
     known = Known(ranks=ranks, plain=plain, calibration=calibration if weights else None)
     targets = apply_method(model, config, known)
 
-    recipe = recipe_of(config, dtype)
+    objective = objective_of(config)
+    recipe = recipe_of(config, dtype, objective)
     compiler = Compiler(recipe, (wrap_backend or lookup_backend)(config.backend), dynamic=config.dynamic)
     mesh = make_mesh(device.type, dist.get_world_size(), recipe.replicas)
     wrapped = apply_recipe(model, find_blocks(model), recipe, compile=compiler, mesh=mesh)
@@ -101,17 +104,18 @@ def build(
         values = values_of(plain) if plain is not None else {}
         method_of(config).fill(Filler(model=model, device=device), values, targets)
     return Program(
-        model=model, blocks=dict(wrapped.blocks), regions=wrapped.regions, recipe=recipe, compiler=compiler, targets=targets,
+        model=model, objective=objective, blocks=dict(wrapped.blocks), regions=wrapped.regions, recipe=recipe, compiler=compiler, targets=targets,
         mesh=mesh, source=source, varlen=needs_boundaries(source.attn), device=device, dtype=dtype,
     )  # fmt: skip
 
 
-def recipe_of(config: TrainConfig, dtype: torch.dtype) -> TrainRecipe:
+def recipe_of(config: TrainConfig, dtype: torch.dtype, objective: Objective) -> TrainRecipe:
     """How the model of ``config`` is wrapped; ``dtype`` is that of forward and backward."""
     return TrainRecipe(
         scope=config.scope,
         ac=config.ac,
         loss_chunks=config.loss_chunks,
+        loss=objective.loss,
         dtype=str(dtype).removeprefix("torch."),
         replicas=config.replicas,
         always_sharded=True,

@@ -34,6 +34,7 @@ class Records:
         over_long: str = "fatal",
         streaming: bool = False,
         train_on: str | None = None,
+        objective: str = "sft",
         cache: Path | None = None,
         write_cache: bool = False,
         report: Callable[[str], None] = lambda _: None,
@@ -45,7 +46,9 @@ class Records:
         policy is ``fatal``.
         """
         self._path = Path(path)
-        self._reader = Reader(tokenizer=tokenizer, vocabulary=vocabulary, train_on=train_on)
+        self._reader = Reader(
+            tokenizer=tokenizer, vocabulary=vocabulary, train_on=train_on, objective=objective
+        )
         self._rows = (
             open_rows(self._path)
             if cache is None

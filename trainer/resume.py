@@ -31,7 +31,16 @@ from trainer.program import Program
 from trainer.signals import STOPPED
 from trainer.step import Stepper
 
-_FIXED = ("method", "lora_rank", "lora_alpha", "train_dtype", "batch_size", "seed", "validation_split")
+_FIXED = (
+    "objective",
+    "method",
+    "lora_rank",
+    "lora_alpha",
+    "train_dtype",
+    "batch_size",
+    "seed",
+    "validation_split",
+)
 """What a checkpoint cannot be continued with otherwise: another model, or another order of the samples."""
 _DECIDED = (
     *("osft_unfreeze_rank_ratio", "osft_task", "osft_task_ratios", "osft_beside", "osft_ranks"),

@@ -47,6 +47,8 @@ class Reader:
     """Rows of the model's embedding."""
     train_on: str | None = None
     """One of :data:`TRAIN_ON`; None: by the kind of the row."""
+    objective: str = "sft"
+    """One of :data:`trainer.config.OBJECTIVES`: what a row has to hold."""
 
     def line(self, raw: bytes) -> Tokens:
         """One line of JSON. Raises ``ValueError`` saying what is wrong with it."""
@@ -83,6 +85,11 @@ class Reader:
         return Tokens(input_ids=array("q", ids), labels=array("q", labels))
 
     def _ids_and_labels(self, record: Mapping[str, Any]) -> tuple[list[int], list[int]]:
+        if self.objective == "pretrain" and "text" not in record and "input_ids" not in record:
+            raise ValueError(
+                f"a row of objective pretrain has `text`; its keys are {_keys(record)} (conversations and completions "
+                "are rows of --objective sft)"
+            )
         if "input_ids" in record:
             ids, labels = record["input_ids"], record.get("labels")
             if labels is None:
@@ -93,7 +100,7 @@ class Reader:
         if kind is None:
             raise ValueError(
                 "neither `messages`, `prompt` and `completion`, `text` nor `input_ids`; its keys are "
-                f"{', '.join(sorted(map(str, record))) or 'none'}"
+                f"{_keys(record)}"
             )
         if self.tokenizer is None:
             raise ValueError(
@@ -160,6 +167,10 @@ def _template_options(record: Mapping[str, Any]) -> dict[str, Any]:
     if options is not None and not isinstance(options, dict):
         raise ValueError("`chat_template_kwargs` must be an object")
     return {"tools": tools or None, "template_kwargs": options or {}}
+
+
+def _keys(record: Mapping[str, Any]) -> str:
+    return ", ".join(sorted(map(str, record))) or "none"
 
 
 def _text_of(record: Mapping[str, Any], name: str) -> str:

@@ -16,6 +16,7 @@ from torch.distributed.fsdp import FSDPModule
 from trainer.batch import Batch, to_device
 from trainer.config import TrainConfig
 from trainer.nonfinite import locate
+from trainer.objectives.objective import split
 from trainer.optim import clip, gradient_norm
 from trainer.osft.frozen import Frozen
 from trainer.osft.leak import leak as measure_leak
@@ -30,6 +31,7 @@ class Stepper:
         self.stop: Callable[[], bool] = lambda: False
         """Says whether this rank wants to end after the step; when one does, all learn of it."""
         self._model = program.model
+        self._figures = program.objective.loss.figures
         self._device = program.device
         self._optimizer = optimizer
         self._max_norm = config.max_grad_norm
@@ -37,29 +39,26 @@ class Stepper:
         self._trained = [p for p in program.model.parameters() if p.requires_grad]
         self._frozen = Frozen.of(program.model, cap_bytes=config.osft_transient_mb * 2**20)
 
-    def step(
-        self, batches: list[Batch], loss_tokens: int, *, lr: float, leak: bool = False
-    ) -> dict[str, Any]:
-        """Train on one global batch, of which ``batches`` are this rank's microsteps and ``loss_tokens``
-        counts all ranks. Collective.
+    def step(self, batches: list[Batch], divisor: int, *, lr: float, leak: bool = False) -> dict[str, Any]:
+        """Train on one global batch, of which ``batches`` are this rank's microsteps; the loss summed over
+        all ranks is divided by ``divisor`` (:meth:`trainer.objectives.Objective.divisor`). Collective.
 
-        Returns ``loss`` (mean per loss token over the global batch), ``grad_norm_raw`` (before projection),
+        Returns ``loss`` and the objective's figures (means over the global batch), ``grad_norm_raw`` (before projection),
         ``grad_norm`` (after it, before clipping), ``leak`` (None unless asked for) and ``stop`` (whether a
         rank asked to end after this step). Where the loss or a norm is not finite the optimizer is not run,
         and ``nonfinite`` says what is known of the reason (:class:`trainer.nonfinite.Nonfinite`), else None.
         """
         losses = []
-        total = torch.zeros((), dtype=torch.float64, device=self._device)
+        total = torch.zeros(1 + len(self._figures), dtype=torch.float64, device=self._device)
         for i, batch in enumerate(batches, 1):
             self._sync_gradients(last=i == len(batches))
-            loss = self._model(**to_device(batch, self._device))
-            (loss / loss_tokens).backward()
-            total += loss.detach()
+            loss, figures = split(self._model(**to_device(batch, self._device)))
+            (loss / divisor).backward()
+            total += _row(loss, figures)
             losses.append(loss.detach())
         # The wish to stop travels with the loss: all ranks agree on the step, and none waits for it.
-        shared = torch.stack([total, torch.full_like(total, float(self.stop()))])
+        shared = torch.cat([total, total.new_full((1,), float(self.stop()))])
         dist.all_reduce(shared)
-        total, stop = shared[0], shared[1]
 
         raw = gradient_norm(self._trained)
         norm = raw
@@ -68,14 +67,18 @@ class Stepper:
             norm = gradient_norm(self._trained)
         # The only host sync of a step. It comes before the optimizer: clipping by an infinite norm would turn
         # every gradient, and with it every weight, into NaN. All ranks read the same sums.
-        mean, raw_value, norm_value, wish = torch.stack(
-            [t.to(total.dtype) for t in (total / loss_tokens, raw, norm, stop)]
+        means = shared[:-1] / divisor
+        mean, *own, wish, raw_value, norm_value = torch.cat(
+            [means, shared[-1:], raw.to(means.dtype).view(1), norm.to(means.dtype).view(1)]
         ).tolist()
-        figures = {"loss": mean, "grad_norm_raw": raw_value, "grad_norm": norm_value, "leak": None}
+        found: dict[str, Any] = {
+            "loss": mean, "grad_norm_raw": raw_value, "grad_norm": norm_value, "leak": None,
+            **dict(zip(self._figures, own, strict=True)),
+        }  # fmt: skip
         if not (math.isfinite(mean) and math.isfinite(raw_value) and math.isfinite(norm_value)):
             culprit = locate(self._model, losses)
             self._optimizer.zero_grad(set_to_none=True)
-            return {**figures, "stop": wish > 0, "nonfinite": culprit}
+            return {**found, "stop": wish > 0, "nonfinite": culprit}
 
         if self._max_norm > 0:
             clip(self._trained, norm, self._max_norm)
@@ -86,8 +89,8 @@ class Stepper:
         if self._frozen is not None:
             project_parameters(self._frozen)
             if leak:
-                figures["leak"] = measure_leak(self._frozen).item()
-        return {**figures, "stop": wish > 0, "nonfinite": None}
+                found["leak"] = measure_leak(self._frozen).item()
+        return {**found, "stop": wish > 0, "nonfinite": None}
 
     def _sync_gradients(self, *, last: bool) -> None:
         """What the next backward does with its gradients between the ranks.
@@ -106,12 +109,17 @@ class Stepper:
     def forward_backward(self, batches: list[Batch]) -> None:
         """Run what a step runs on the model, and leave no gradient behind: for its compiles. Collective."""
         for batch in batches:
-            self._model(**to_device(batch, self._device)).backward()
+            split(self._model(**to_device(batch, self._device)))[0].backward()
         self._model.zero_grad(set_to_none=True)
 
     @torch.no_grad()
     def evaluate(self, batches: list[Batch]) -> Tensor:
-        """Summed loss of this rank's batches, a scalar on the device."""
-        return torch.stack(
-            [self._model(**to_device(batch, self._device)).double() for batch in batches]
-        ).sum()
+        """Sums over this rank's batches on the device: of the loss, then of the objective's figures."""
+        rows = [_row(*split(self._model(**to_device(batch, self._device)))) for batch in batches]
+        return torch.stack(rows).sum(0)
+
+
+def _row(loss: Tensor, figures: Tensor | None) -> Tensor:
+    """A row's sums: the loss and its figures, in float64."""
+    first = loss.detach().double().view(1)
+    return first if figures is None else torch.cat([first, figures.detach().double()])

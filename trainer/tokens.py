@@ -124,7 +124,7 @@ def key(path: Path, reader: Reader) -> str | None:
         facts = [type(tokenizer).__name__, tokenizer.chat_template, tokenizer.special_tokens_map]
         digest.update(backend.to_str().encode())
         digest.update(json.dumps(facts, sort_keys=True, default=str).encode())
-    digest.update(repr((reader.vocabulary, reader.train_on)).encode())
+    digest.update(repr((reader.vocabulary, reader.train_on, reader.objective)).encode())
     for module in ("chat", "turns", "rows", "sources", "tokens"):
         digest.update(Path(__file__).with_name(f"{module}.py").read_bytes())
     for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
@@ -142,6 +142,7 @@ class _Part:
     path: str
     vocabulary: int
     train_on: str | None
+    objective: str
     ends: list[tuple[int, int]]
 
 
@@ -163,7 +164,7 @@ def _by_workers(path: Path, reader: Reader, directory: Path, count: int, workers
     borders = [count * i // workers for i in range(workers + 1)]
     part = _Part(
         path=str(path.absolute()), vocabulary=reader.vocabulary, train_on=reader.train_on,
-        ends=list(itertools.pairwise(borders)),
+        objective=reader.objective, ends=list(itertools.pairwise(borders)),
     )  # fmt: skip
     (directory / _SPEC).write_text(json.dumps(dataclasses.asdict(part)))
     reader.tokenizer.save_pretrained(directory / "tokenizer")
@@ -191,7 +192,9 @@ def _work(directory: Path, number: int) -> None:
     values: dict[str, Any] = json.loads((directory / _SPEC).read_text())
     part = _Part(**values)
     tokenizer = AutoTokenizer.from_pretrained(directory / "tokenizer")
-    reader = Reader(tokenizer=tokenizer, vocabulary=part.vocabulary, train_on=part.train_on)
+    reader = Reader(
+        tokenizer=tokenizer, vocabulary=part.vocabulary, train_on=part.train_on, objective=part.objective
+    )
     first, last = part.ends[number]
     if key(Path(part.path), reader) != directory.name:
         sys.exit(1)  # the tokenizer that was saved is not the one that was loaded

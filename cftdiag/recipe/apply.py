@@ -17,8 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from cftdiag.recipe.activation_checkpointing import apply_ac
 from cftdiag.recipe.blocks import Blocks
 from cftdiag.recipe.fsdp import shard
-from cftdiag.recipe.loss import install_loss
-from cftdiag.recipe.packing import IGNORE
+from cftdiag.recipe.loss import RowLoss, install_loss
 from cftdiag.recipe.train_recipe import TrainRecipe
 from cftdiag.torch_private.tracing import tree_leaves
 
@@ -53,7 +52,9 @@ def apply_recipe(
         # gathered whole.
         groups = [] if recipe.whole_model else [block for _, block in blocks]
         shard(model, groups, mesh=mesh, dtype=getattr(torch, recipe.dtype) if recipe.dtype else None)
-    return Program(model=model, blocks=blocks, regions=regions, own_loss=own_loss)
+    return Program(
+        model=model, blocks=blocks, regions=regions, own_loss=own_loss, loss=recipe.loss or RowLoss()
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -66,7 +67,8 @@ class Program:
     regions: Blocks
     """The same of what is compiled: blocks, the loss, the model's body, or model and loss as one."""
     own_loss: bool
-    """The model's forward is its own; otherwise it returns the summed loss of labels that were shifted."""
+    """The model's forward is its own; otherwise it returns the summed ``loss`` of a row."""
+    loss: RowLoss
 
     def step(self, batch: Mapping[str, Any]) -> torch.Tensor:
         """Forward, loss, backward of one batch; returns the loss (0-d). Gradients stay on the parameters."""
@@ -75,14 +77,15 @@ class Program:
         return loss.detach()
 
     def forward_loss(self, batch: Mapping[str, Any]) -> torch.Tensor:
-        """One forward and loss: the arguments of a batch -> 0-d tensor, a mean over the learnt positions."""
+        """One forward and loss: the arguments of a batch -> 0-d tensor, a mean over what the loss counts."""
         if self.own_loss:
             out = self.model(**batch)
             loss = getattr(out, "loss", None)
             return loss if loss is not None else first_tensor(out).float().mean()
-        if "labels" not in batch:
-            raise ValueError("the loss needs labels in every batch")
-        return self.model(**batch) / int((batch["labels"] != IGNORE).sum())
+        if missing := [name for name in self.loss.inputs if name not in batch]:
+            raise ValueError(f"the loss needs {missing[0]} in every batch")
+        row: torch.Tensor | tuple[torch.Tensor, torch.Tensor] = self.model(**batch)
+        return (row[0] if isinstance(row, tuple) else row) / int(self.loss.weight(batch))
 
     def zero_grad(self) -> None:
         """Drop all gradients, as a training step does before the next forward."""

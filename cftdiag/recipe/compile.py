@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from cftdiag.options import DYNAMIC
-from cftdiag.recipe.loss import CrossEntropySum
+from cftdiag.recipe.loss import LossRegion
 from cftdiag.recipe.train_recipe import TrainRecipe
 
 
@@ -35,7 +35,7 @@ class Compiler:
         adds later stay outside of the graph.
         """
         # A scope has one kind of region beside the loss.
-        loss = isinstance(module, CrossEntropySum)
+        loss = isinstance(module, LossRegion)
         module.compile(**self.kwargs("loss" if loss else next(k for k in self._counted if k != "loss")))
 
     def kwargs(self, region: str) -> dict[str, Any]:

@@ -1,11 +1,12 @@
-"""The loss: summed cross entropy, lm_head and all, on one chunk of the row at a time; and the forward that ends
-in it.
+"""The loss: lm_head and what an objective makes of the logits, on one chunk of the row at a time; and the forward
+that ends in it. Without an objective it is summed cross entropy.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,9 +18,8 @@ from cftdiag.recipe.blocks import Blocks
 from cftdiag.recipe.packing import IGNORE
 from cftdiag.recipe.train_recipe import DEFAULT_LOSS_CHUNKS, TrainRecipe
 
-CrossEntropy = Callable[[Tensor, Tensor], Tensor]
 #: Names that the regions of a loss have among the model's modules.
-CROSS_ENTROPY, STEP = "cross_entropy", "step"
+CROSS_ENTROPY, ROW_LOSS, STEP = "cross_entropy", "row_loss", "step"
 
 
 def has_own_head(model: nn.Module) -> bool:
@@ -29,9 +29,57 @@ def has_own_head(model: nn.Module) -> bool:
     return body is not model and isinstance(head, nn.Module)
 
 
+class LossRegion(nn.Module):
+    """A part of a loss that is compiled by itself where the scope says ``loss``.
+
+    Each part is a class of its own: graphs are kept by the code of ``forward``, and two parts that shared it would
+    drive each other out.
+    """
+
+
+class CrossEntropySum(LossRegion):
+    """:func:`cross_entropy_sum` as a module, so that it can be compiled in place and has a name."""
+
+    def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
+        return cross_entropy_sum(logits, labels)
+
+
+def learnt_positions(batch: Mapping[str, Tensor]) -> Tensor:
+    """How many positions of a row have a label."""
+    return (batch["labels"] != IGNORE).sum()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class RowLoss:
+    """From the logits of a packed row to its loss, in a form of which one chunk of the row is alive at a time."""
+
+    chunk: LossRegion = dataclasses.field(default_factory=CrossEntropySum)
+    """``chunk(logits, *per_token)`` is a tensor that adds up over the chunks of a row; logits are 1 x S x V."""
+    per_token: tuple[str, ...] = ("labels",)
+    """Tensors of the batch, 1 x S, that are cut with the row."""
+    finish: LossRegion | None = None
+    """``finish(sum, *per_row)`` is the row's summed loss (0-d), or this and the row's figures; None: the sum is
+    the loss.
+    """
+    per_row: tuple[str, ...] = ()
+    """Tensors of the batch that belong to the row as a whole."""
+    figures: tuple[str, ...] = ()
+    """Names of the figures, which are summed over rows and divided as the loss is."""
+    weight: Callable[[Mapping[str, Tensor]], Tensor] = learnt_positions
+    """What a row counts in the mean that is trained: its part of the divisor."""
+    name: str = CROSS_ENTROPY
+    """Of the chunk among the model's modules."""
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """What the loss takes of a batch; the rest is the model's."""
+        return (*self.per_token, *self.per_row)
+
+
 def install_loss(model: nn.Module, recipe: TrainRecipe) -> Blocks:
-    """Give ``model`` a forward of ``(labels, input_ids, position_ids, ...)`` that returns the summed loss of
-    labels that were shifted in the data; returns the regions (by name) that the scope compiles beside blocks.
+    """Give ``model`` a forward of the tensors of a batch that returns the row's summed loss (labels were shifted
+    in the data), with its figures where the loss has some; returns the regions (by name) that the scope compiles
+    beside blocks.
 
     It is the *module's* forward, so that FSDP2's hooks on the root (which holds embedding, norm and lm_head)
     surround the loss as well. The regions are submodules, to be compiled in place by the caller. Raises
@@ -41,55 +89,54 @@ def install_loss(model: nn.Module, recipe: TrainRecipe) -> Blocks:
         raise ValueError(f"{type(model).__name__} has no body and lm_head that can be called one by one")
     body, head, router_loss = model.base_model, head_of(model), router_loss_of(model)
     chunks = recipe.loss_chunks or DEFAULT_LOSS_CHUNKS
+    row_loss = recipe.loss or RowLoss()
     regions: Blocks = []
-    cross_entropy: CrossEntropy = cross_entropy_sum
     if "loss" in recipe.regions:
-        cross_entropy = CrossEntropySum()
-        model.add_module(CROSS_ENTROPY, cross_entropy)
-        regions.append((CROSS_ENTROPY, cross_entropy))
+        parts = [(row_loss.name, row_loss.chunk), (ROW_LOSS, row_loss.finish)]
+        for name, part in parts:
+            if part is not None:
+                model.add_module(name, part)
+                regions.append((name, part))
     if "model" in recipe.regions:
         regions.append((model.base_model_prefix, body))
     more = {"output_router_logits": True} if router_loss else {}
+    names, count = row_loss.inputs, len(row_loss.per_token)
 
-    def loss(labels: Tensor, batch: dict[str, Any]) -> Tensor:
+    def loss(*given: Any) -> Any:
+        *own, batch = given
         out = body(**batch, use_cache=False, **more)
-        total = chunked_loss(out.last_hidden_state, labels, head, cross_entropy, chunks)
+        total = chunked_loss(out.last_hidden_state, own[:count], head, row_loss.chunk, chunks)
+        result = total if row_loss.finish is None else row_loss.finish(total, *own[count:])
         if router_loss is None:
-            return total
-        # The router's loss is a mean: times this row's loss tokens it survives the division by the global
-        # batch's.
-        return total + router_loss(out.router_logits) * (labels != IGNORE).sum()
+            return result
+        # The router's loss is a mean: times this row's weight it survives the division by the global batch's.
+        balance = router_loss(out.router_logits) * row_loss.weight(dict(zip(names, own, strict=True)))
+        return (result[0] + balance, *result[1:]) if isinstance(result, tuple) else result + balance
 
     if "model+loss" in recipe.regions:
         step = LossStep(loss)
         model.add_module(STEP, step)
         regions.append((STEP, step))
         loss = step
-    model.forward = _as_forward(loss)
+    model.forward = _as_forward(loss, names)
     return regions
-
-
-class CrossEntropySum(nn.Module):
-    """:func:`cross_entropy_sum` as a module, so that it can be compiled in place and has a name."""
-
-    def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
-        return cross_entropy_sum(logits, labels)
 
 
 class LossStep(nn.Module):
     """Body, head and loss as one region. It holds none of them as a submodule: it is one of the model's."""
 
-    def __init__(self, loss: Callable[..., Tensor]) -> None:
+    def __init__(self, loss: Callable[..., Any]) -> None:
         super().__init__()
         self._loss = loss
 
-    def forward(self, *args: Any) -> Tensor:
+    def forward(self, *args: Any) -> Any:
         return self._loss(*args)
 
 
-def _as_forward(loss: Callable[[Tensor, dict[str, Any]], Tensor]) -> Callable[..., Tensor]:
-    def forward(labels: Tensor, **batch: Any) -> Tensor:
-        return loss(labels, batch)
+def _as_forward(loss: Callable[..., Any], names: Sequence[str]) -> Callable[..., Any]:
+    def forward(**batch: Any) -> Any:
+        own = [batch.pop(name) for name in names]
+        return loss(*own, batch)
 
     return forward
 
@@ -105,39 +152,38 @@ def cross_entropy_sum(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def chunked_loss(
-    hidden: Tensor, labels: Tensor, head: Callable[[Tensor], Tensor], cross_entropy: CrossEntropy, chunks: int
+    hidden: Tensor,
+    tokens: Sequence[Tensor],
+    head: Callable[[Tensor], Tensor],
+    chunk: Callable[..., Tensor],
+    chunks: int,
 ) -> Tensor:
-    """``cross_entropy(head(hidden), labels)`` with the logits of one chunk alive at a time, in forward and in
-    backward.
+    """``chunk(head(hidden), *tokens)`` with the logits of one chunk alive at a time, in forward and in backward.
 
-    ``hidden`` is B x S x H, ``labels`` B x S. Each chunk's logits are dropped after forward and computed
+    ``hidden`` is B x S x H, each of ``tokens`` B x S. Each chunk's logits are dropped after forward and computed
     again in backward: one more lm_head forward for ``1 / chunks`` of the memory.
     """
     if chunks == 1:
-        return cross_entropy(head(hidden), labels)
+        return chunk(head(hidden), *tokens)
     total = None
-    for part, part_labels in zip(hidden.chunk(chunks, dim=1), labels.chunk(chunks, dim=1), strict=True):
+    for part, *cut in zip(
+        hidden.chunk(chunks, dim=1), *(t.chunk(chunks, dim=1) for t in tokens), strict=True
+    ):
         if torch.is_grad_enabled():
             loss = checkpoint(
-                _head_and_loss,
-                head,
-                cross_entropy,
-                part,
-                part_labels,
-                use_reentrant=False,
-                preserve_rng_state=False,
+                _head_and_loss, head, chunk, part, *cut, use_reentrant=False, preserve_rng_state=False
             )
         else:
-            loss = cross_entropy(head(part), part_labels)
+            loss = chunk(head(part), *cut)
         total = loss if total is None else total + loss
     assert total is not None
     return total
 
 
 def _head_and_loss(
-    head: Callable[[Tensor], Tensor], cross_entropy: CrossEntropy, hidden: Tensor, labels: Tensor
+    head: Callable[[Tensor], Tensor], chunk: Callable[..., Tensor], hidden: Tensor, *tokens: Tensor
 ) -> Tensor:
-    return cross_entropy(head(hidden), labels)
+    return chunk(head(hidden), *tokens)
 
 
 def head_of(model: nn.Module) -> Callable[[Tensor], Tensor]:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import TYPE_CHECKING
 
 from cftdiag.options import AC_MODES, SCOPES
+
+if TYPE_CHECKING:
+    from cftdiag.recipe.loss import RowLoss
 
 #: The regions of each scope. A region is compiled as one: it is one graph, or graph breaks.
 REGIONS: dict[str, tuple[str, ...]] = {
@@ -28,6 +32,8 @@ class TrainRecipe:
     """Activation checkpointing of each block, one of ``AC_MODES``."""
     loss_chunks: int | None = DEFAULT_LOSS_CHUNKS
     """lm_head and cross entropy run on this many parts of a row; None: the model's own forward is trained."""
+    loss: RowLoss | None = None
+    """What is made of a row's logits; None: summed cross entropy."""
     dtype: str | None = None
     """Name of the dtype of forward and backward under FSDP2; None: the parameters' own."""
     replicas: int = 1

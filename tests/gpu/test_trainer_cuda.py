@@ -210,7 +210,7 @@ def test_chunks_bound_the_memory_of_the_loss() -> None:
     for chunks in (1, 8):
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-        chunked_loss(hidden, labels, head, cross_entropy_sum, chunks).backward()
+        chunked_loss(hidden, (labels,), head, cross_entropy_sum, chunks).backward()
         peaks[chunks] = torch.cuda.max_memory_allocated() - before
         hidden.grad = head.weight.grad = None
     assert peaks[8] < peaks[1] / 4

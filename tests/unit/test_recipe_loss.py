@@ -34,7 +34,7 @@ def test_chunks_change_neither_loss_nor_gradients(chunks: int) -> None:
     hidden, labels, head = _case()
     expected = F.cross_entropy(head(hidden)[0], labels[0], reduction="sum")
     wanted = torch.autograd.grad(expected, (hidden, head.weight, head.bias))
-    loss = chunked_loss(hidden, labels, head, cross_entropy_sum, chunks)
+    loss = chunked_loss(hidden, (labels,), head, cross_entropy_sum, chunks)
     assert torch.allclose(loss, expected)
     for a, b in zip(torch.autograd.grad(loss, (hidden, head.weight, head.bias)), wanted, strict=True):
         assert torch.allclose(a, b)
@@ -58,7 +58,7 @@ def test_never_more_than_one_chunk_of_logits() -> None:
         _Largest() as largest,
         torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.numel()) or t, lambda t: t),
     ):
-        loss = chunked_loss(hidden, labels, head, cross_entropy_sum, 8)
+        loss = chunked_loss(hidden, (labels,), head, cross_entropy_sum, 8)
         assert max(saved) < 8 * 500  # nothing of a chunk's logits is kept for backward
         loss.backward()
     assert largest.elements <= 8 * 500
@@ -75,7 +75,7 @@ def test_the_upcast_is_inside() -> None:
 
 def test_all_labels_masked_is_zero_with_zero_gradients() -> None:
     hidden, labels, head = _case()
-    loss = chunked_loss(hidden, torch.full_like(labels, IGNORE), head, cross_entropy_sum, 3)
+    loss = chunked_loss(hidden, (torch.full_like(labels, IGNORE),), head, cross_entropy_sum, 3)
     loss.backward()
     assert loss.item() == 0 and hidden.grad.abs().max() == 0
 

@@ -10,7 +10,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv check test test-all lint format bench catalogue truth zoo faults gpu notebooks docs doctor clean
+.PHONY: help venv check test test-all lint format bench catalogue truth compat zoo faults gpu notebooks docs doctor clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -54,6 +54,9 @@ catalogue: $(STAMP)  ## check every model of the catalogue under three attention
 
 truth: $(STAMP)  ## hold predictions of --target cpu against real runs with Inductor and g++: an hour
 	$(BIN)/python -m tests.truth $(TRUTH_ARGS)
+
+compat: $(STAMP)  ## doctor, corpus, eight architectures and an H200 lowering under other releases: COMPAT_ARGS="--torch 2.14.1"
+	$(BIN)/python -m tests.compat --docs docs/compatibility.md $(COMPAT_ARGS)
 
 SEED ?= 0
 faults: $(STAMP)  ## 200 faults at random places of real models, judged by torch's own log: SEED=n, FAULTS_ARGS="--only I"

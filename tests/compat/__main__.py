@@ -1,0 +1,148 @@
+"""``python -m tests.compat [--torch VERSION | --python PATH]...`` or ``make compat``: what holds under other releases of torch.
+
+Each asked-for release gets an environment beside the present one, as ``cftdiag upgrade --to torch==VERSION``
+makes it; ``--python`` takes one that is there. In each: ``cftdiag doctor``, every case of the corpus against
+what it expects, one model of each of eight architectures of the catalogue, and Qwen3-4B lowered for an H200.
+What was found is kept by release in ``--state``, so that the page grows release by release.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from cftdiag import catalogue, upgrade
+from cftdiag.errors import CheckError
+from cftdiag.upgrade import Environment
+from tests.cases.expect import CASES, expected, hold
+from tests.compat.page import page
+
+ROOT = Path(__file__).resolve().parents[2]
+ARCHITECTURES = ("qwen3", "qwen3_moe", "llama", "gemma3_text", "gpt_oss", "gpt2", "granite", "phi3")
+LOWERED = ("--model", "Qwen3-4B", "--attn", "sdpa", "--layers", "auto", "--target", "h200", "--no-verify")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.compat", description=__doc__)
+    parser.add_argument(
+        "--torch", metavar="VERSION", action="append", default=[], help="make an environment with it"
+    )
+    parser.add_argument(
+        "--python", metavar="PATH", action="append", default=[], help="an interpreter that has one"
+    )
+    parser.add_argument("--cases", type=int, metavar="N", help="only the first N cases of the corpus")
+    parser.add_argument("--state", type=Path, default=ROOT / ".cache" / "compat")
+    parser.add_argument("--docs", type=Path, metavar="FILE", help="write the page there")
+    options = parser.parse_args(arguments)
+    options.state.mkdir(parents=True, exist_ok=True)
+    for environment in _environments(options.python, options.torch):
+        row = examine(environment, CASES[: options.cases], _say)
+        (options.state / f"{row['torch']}.json").write_text(json.dumps(row, indent=1) + "\n")
+    rows = [json.loads(file.read_text()) for file in sorted(options.state.glob("*.json"))]
+    text = page(rows)
+    print(text)
+    if options.docs is not None:
+        options.docs.write_text(text)
+    return int(any(row["problems"] for row in rows))
+
+
+def _environments(pythons: Sequence[str], releases: Sequence[str]) -> list[Environment]:
+    """The present one where nothing is asked for."""
+    there = [upgrade.existing(path) for path in pythons]
+    made = [upgrade.make([f"torch=={release}"], None, _say) for release in releases]
+    return [*there, *made] or [upgrade.present()]
+
+
+def examine(environment: Environment, cases: Sequence[Path], say: Callable[[str], None]) -> dict[str, Any]:
+    """What holds in an environment; ``problems`` are what does not."""
+    doctor = json.loads(_run(environment, "-m", "cftdiag", "doctor", "--json").stdout)
+    say(f"torch {doctor['versions']['torch']}: depth {doctor['depth']}")
+    corpus = _corpus(environment, cases)
+    say(f"corpus: {sum(not problem for problem in corpus.values())} of {len(corpus)}")
+    names = {entry.model_type: entry.name for entry in reversed(catalogue.entries())}
+    models = {}
+    for architecture in ARCHITECTURES:
+        models[architecture] = _verdict(
+            environment,
+            "--model",
+            names[architecture],
+            "--layers",
+            "auto",
+            "--lengths",
+            "96,136",
+            "--no-verify",
+        )
+        say(f"{names[architecture]}: {models[architecture]['verdict']}")
+    lowered = _verdict(environment, *LOWERED)
+    problems = [
+        *(f"doctor: {text}" for text in doctor["problems"]),
+        *(f"{case}: {problem}" for case, problem in corpus.items() if problem),
+        *(f"{names[a]}: {row['reason']}" for a, row in models.items() if row["reason"]),
+        *([f"Qwen3-4B for an H200: {lowered['reason']}"] if lowered["reason"] else []),
+    ]
+    return {
+        "torch": doctor["versions"]["torch"].partition("+")[0],
+        "transformers": doctor["versions"]["transformers"],
+        "triton": doctor["versions"]["triton"],
+        "depth": doctor["depth"],
+        "names": [sum(row["ok"] for row in doctor["private_names"]), len(doctor["private_names"])],
+        "degraded": doctor["degraded"],
+        "corpus": [sum(not problem for problem in corpus.values()), len(corpus)],
+        "models": models,
+        "lowered": lowered,
+        "problems": problems,
+    }
+
+
+def _corpus(environment: Environment, cases: Sequence[Path]) -> dict[str, str]:
+    """Each case and what differs from its expectation, empty where nothing does."""
+    done = _run(environment, "-m", "tests.cases.runner", *map(str, cases))
+    lines = {line["case"]: line for line in map(json.loads, done.stdout.splitlines())}
+    return {case.stem: _difference(lines.get(case.stem), case) for case in cases}
+
+
+def _difference(line: dict[str, Any] | None, case: Path) -> str:
+    if line is None:
+        return "did not end"
+    if "report" not in line:
+        return str(line.get("error", "no report")).strip().splitlines()[-1]
+    try:
+        hold(line["report"], expected(case))
+    except AssertionError as error:
+        return " ".join(str(error).split())[:300] or "another report than expected"
+    return ""
+
+
+def _verdict(environment: Environment, *arguments: str) -> dict[str, Any]:
+    try:
+        data = upgrade.check_in(environment, arguments)
+    except CheckError as error:
+        return {"verdict": "error", "reason": str(error), "compiles": None, "breaks": None}
+    wrong = data["verdict"] not in ("viable", "viable_with_recompiles")
+    return {
+        "verdict": data["verdict"],
+        "reason": f"verdict {data['verdict']}" if wrong else "",
+        "compiles": data["compiles"]["total"],
+        "breaks": sum(block["graph_breaks"] for block in data["blocks"]),
+    }
+
+
+def _run(environment: Environment, *arguments: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [environment.python, *arguments], cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True, check=False
+    )
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,58 @@
+"""The page about releases of torch, from what was found in each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+HEAD = """# Releases of torch
+
+What holds under each release, as `make compat` found it: the private names of torch that `cftdiag doctor` probes, the corpus of
+`tests/cases` against what each case expects, one model of each of eight architectures (verdict, compiles, graph breaks at two lengths), and Qwen3-4B
+lowered for an H200 by Inductor (compiles at the default lengths, without proofs).
+
+```
+make compat COMPAT_ARGS="--torch 2.14.1"
+```
+"""
+
+
+def page(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Markdown: a table with a line a release, then what is degraded and what differs."""
+    rows = sorted(rows, key=lambda row: [int(part) for part in row["torch"].split(".") if part.isdigit()])
+    lines = [
+        HEAD,
+        "| torch | transformers | triton | depth | private names | corpus | architectures | Qwen3-4B for an H200 |",
+        "|---|---|---|---|---|---|---|---|",
+        *map(_row, rows),
+    ]
+    for row in rows:
+        said = [*(f"degraded: {text}" for text in row["degraded"]), *row["problems"]]
+        if said:
+            lines += ["", f"## torch {row['torch']}", "", *(f"- {_plain(text)}" for text in said)]
+    return "\n".join(lines) + "\n"
+
+
+def _row(row: Mapping[str, Any]) -> str:
+    whole = sum(not one["reason"] for one in row["models"].values())
+    lowered = row["lowered"]
+    return (
+        "| "
+        + " | ".join(
+            (
+                row["torch"],
+                row["transformers"] or "-",
+                row["triton"] or "-",
+                row["depth"] or "none",
+                "{} of {}".format(*row["names"]),
+                "{} of {}".format(*row["corpus"]),
+                f"{whole} of {len(row['models'])}",
+                lowered["reason"] or f"{lowered['verdict']}, {lowered['compiles']} compiles",
+            )
+        )
+        + " |"
+    )
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.split())

@@ -1,0 +1,49 @@
+"""The page about releases of torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cftdiag import upgrade
+from cftdiag.errors import EnvironmentUnfit
+from tests import compat
+from tests.cases.expect import CASES, expected
+from tests.compat import __main__ as program
+from tests.compat.page import page
+
+
+def _row(torch: str, **values: Any) -> dict[str, Any]:
+    verdict = {"verdict": "viable", "reason": "", "compiles": 3, "breaks": 0}
+    return {
+        "torch": torch, "transformers": "5.0", "triton": None, "depth": "joint", "names": [70, 71], "degraded": [], "corpus": [64, 65],
+        "models": {"qwen3": verdict, "gpt2": {**verdict, "reason": "verdict error"}}, "lowered": verdict, "problems": [], **values,
+    }  # fmt: skip
+
+
+def test_releases_are_in_the_order_of_their_numbers_and_say_what_does_not_hold() -> None:
+    text = page([_row("2.14.1", degraded=["inductor: no\n name"], problems=["case: 2 != 1"]), _row("2.9.0")])
+    old, new = (line for line in text.splitlines() if line.startswith("| 2."))
+    assert old == "| 2.9.0 | 5.0 | - | joint | 70 of 71 | 64 of 65 | 1 of 2 | viable, 3 compiles |"
+    assert new.startswith("| 2.14.1 |")
+    assert text.endswith("## torch 2.14.1\n\n- degraded: inductor: no name\n- case: 2 != 1\n")
+    assert "## torch 2.9.0" not in text
+
+
+def test_a_check_that_cannot_run_there_is_a_problem_of_that_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: Any) -> Any:
+        raise EnvironmentUnfit("too old")
+
+    monkeypatch.setattr(upgrade, "check_in", refused)
+    row = program._verdict(upgrade.present(), "--model", "x")
+    assert (row["verdict"], row["reason"]) == ("error", "too old")
+
+
+def test_a_case_is_held_against_what_it_expects() -> None:
+    case = next(case for case in CASES if expected(case))
+    assert program._difference(None, case) == "did not end"
+    assert program._difference({"error": "Traceback\nKeyError: 'x'"}, case) == "KeyError: 'x'"
+    assert program._difference({"report": {"verdict": "viable", "findings": [], "blocks": []}}, case)
+    assert Path(compat.__file__).parent.name == "compat"

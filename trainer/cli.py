@@ -111,8 +111,8 @@ def configuration(context: click.Context) -> TrainConfig:
 
 @click.pass_context
 def _train(context: click.Context, **_options: Any) -> int:
-    config = configuration(context)
     try:
+        config = configuration(context)
         from trainer.loop import run
         from trainer.signals import EXIT_STOPPED
 
@@ -133,7 +133,15 @@ def run(arguments: Sequence[str] | None = None) -> int:
     Ctrl-C.
     """
     mistakes = (ValueError, FloatingPointError, OSError)
-    return invoke(command(), arguments, prog=_program(), mistakes=mistakes, tell=_tell, bugs_in_a_line=False)
+    return invoke(
+        command(),
+        arguments,
+        prog=_program(),
+        mistakes=mistakes,
+        tell=_tell,
+        bugs_in_a_line=False,
+        interrupted=_Stopped,
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:

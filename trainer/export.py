@@ -268,7 +268,9 @@ class _Stopped(Interrupted):
 def run(arguments: Sequence[str] | None = None) -> int:
     """``python -m trainer.export CKPT OUT``; the exit code is 0, 2 for a user's mistake, or 130 after Ctrl-C."""
     program, mistakes = "python -m trainer.export", (ValueError, OSError)
-    return invoke(export_command, arguments, prog=program, mistakes=mistakes, bugs_in_a_line=False)
+    return invoke(
+        export_command, arguments, prog=program, mistakes=mistakes, bugs_in_a_line=False, interrupted=_Stopped
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:

@@ -37,9 +37,11 @@ def invoke(
     mistakes: tuple[type[Exception], ...] = (),
     tell: Callable[[str], None] = tell,
     bugs_in_a_line: bool = True,
+    interrupted: type[Interrupted] = Interrupted,
 ) -> int:
     """Run ``command`` with ``args`` (None: the process's own) and return its exit code: its own result, 2 for
-    a user's mistake (``mistakes`` are further types of it), 3 for an unfit machine, an interrupt or a bug.
+    a user's mistake (``mistakes`` are further types of it), 3 for an unfit machine or a bug. Ctrl-C ends with
+    the line and the code of ``interrupted``, wherever it comes.
     Without ``bugs_in_a_line`` a bug is raised: what cannot simply be run again must not hide its traceback.
     """
     state = State(arguments=tuple(sys.argv[1:] if args is None else args))
@@ -68,7 +70,7 @@ def invoke(
             return fail(_not_written(error), 2)
         return fail(str(error), 2)
     except (KeyboardInterrupt, click.Abort):
-        return fail(Interrupted().message, 3)
+        return fail(interrupted().message, interrupted.exit_code)
     except OSError as error:
         if not bugs_in_a_line:
             raise

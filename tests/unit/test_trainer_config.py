@@ -174,17 +174,20 @@ def test_a_users_mistake_is_one_line_and_exit_code_2(
     assert lines[-1].startswith("error: ") and message in lines[-1]
 
 
+@pytest.mark.parametrize(
+    "where", ["trainer.loop.run", "trainer.cli.configuration", "trainer.cli.Listed.convert"]
+)
 def test_ctrl_c_is_one_line_and_exit_code_130(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    where: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupt(config: TrainConfig) -> None:
+    def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("trainer.loop.run", interrupt)
+    monkeypatch.setattr(where, interrupt)
     with pytest.raises(SystemExit) as ended:
-        main(["--demo", "--output-dir", str(tmp_path)])
+        main(["--demo", "--output-dir", str(tmp_path), "--length-buckets", "4096"])
     assert ended.value.code == 130
-    assert capsys.readouterr().err.startswith("error: interrupted")
+    assert capsys.readouterr().err.strip().startswith("error: interrupted")
 
 
 def test_flags_are_the_fields_and_the_last_of_two_wins() -> None:

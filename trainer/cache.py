@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from cftdiag import artifacts
+from cftdiag.cache_pack import device
 from trainer.config import TrainConfig
 
 
@@ -19,7 +20,7 @@ def _path(config: TrainConfig) -> Path:
 
 def _fingerprint() -> dict[str, str | None]:
     """Of this rank: its device, for each rank compiles for its own."""
-    return artifacts.fingerprint(torch.cuda.get_device_name() if torch.cuda.is_available() else None)
+    return artifacts.fingerprint(device())
 
 
 def load_cache(config: TrainConfig) -> str | None:

@@ -10,16 +10,28 @@ from typing import Any
 
 import click
 
-from cftdiag.cli.options import debug_option, json_flag
+from cftdiag.cli.options import check_writable, debug_option, json_flag
 from cftdiag.errors import InputError
 from cftdiag.report import stream
 
 
 @click.command(short_help="Compile caches: what is there, its age and size, whether it will hit.")
 @click.argument("paths", nargs=-1, metavar="[PATH]...", type=click.Path(path_type=Path))
+@click.option(
+    "--pack",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Write the directory PATH into FILE, for other nodes.",
+)
+@click.option(
+    "--unpack",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Lay the file PATH out in DIR, which a run takes as TORCHINDUCTOR_CACHE_DIR.",
+)
 @json_flag
 @debug_option
-def cache(paths: tuple[Path, ...], as_json: bool) -> int:
+def cache(paths: tuple[Path, ...], pack: Path | None, unpack: Path | None, as_json: bool) -> int:
     """Show compile caches: directories of TORCHINDUCTOR_CACHE_DIR, and files that the trainer's --compile-cache
     writes. Without PATH: the directory that torch takes here.
 
@@ -29,6 +41,8 @@ def cache(paths: tuple[Path, ...], as_json: bool) -> int:
     from cftdiag import cache_folder
     from cftdiag.report.tables import show_cache
 
+    if pack is not None or unpack is not None:
+        paths = (_carry(paths, pack, unpack),)
     rows = [_one(path) for path in paths or (cache_folder.default(),)]
     if as_json:
         stream.write(json.dumps(rows, indent=2))
@@ -36,6 +50,26 @@ def cache(paths: tuple[Path, ...], as_json: bool) -> int:
         for row in rows:
             show_cache(row, now=time.time())
     return int(any(row.get("refused") for row in rows))
+
+
+def _carry(paths: tuple[Path, ...], pack: Path | None, unpack: Path | None) -> Path:
+    """Pack or unpack; returns what is to be shown then."""
+    from cftdiag import artifacts, cache_folder, cache_pack
+
+    if (pack is None) == (unpack is None) or len(paths) > 1:
+        raise InputError("give one PATH with --pack or --unpack, and one of the two")
+    if pack is not None:
+        check_writable(str(pack))
+        cache_pack.pack(paths[0] if paths else cache_folder.default(), pack)
+        return pack
+    assert unpack is not None
+    if not paths or not paths[0].is_file():
+        raise InputError("--unpack takes a file of --pack or of the trainer's --compile-cache as PATH")
+    try:
+        cache_pack.unpack(paths[0], unpack)
+    except artifacts.Unusable as error:
+        raise InputError(str(error)) from error
+    return unpack
 
 
 def _one(path: Path) -> dict[str, Any]:
@@ -62,8 +96,6 @@ def _one(path: Path) -> dict[str, Any]:
 
 def _device(wanted: str | None) -> str | None:
     """The accelerator here; asked for only where the file was made for one."""
-    if wanted is None:
-        return None
-    import torch
+    from cftdiag import cache_pack
 
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return None if wanted is None else cache_pack.device()

@@ -11,7 +11,7 @@ from cftdiag.torch_private.names import Name, Part
 #: Modules of this package that declare names.
 SUBJECTS = (
     "trace_log", "compile_frame", "callbacks", "guard_tree", "compiled_call", "wrappers", "objects", "dynamo",
-    "tracing", "autograd_nodes", "operators", "world", "inductor", "points", "rehearsal",
+    "tracing", "autograd_nodes", "operators", "world", "inductor", "points", "rehearsal", "cache_artifacts",
 )  # fmt: skip
 
 #: Depths of the check, each with the parts that it needs beside those of the depths before it.

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import pytest
 
 from tests.zoo.compare import differences, explanation
 from tests.zoo.entries import FAMILIES, entries
 from tests.zoo.inputs import SCHEDULES, placeholders
+from tests.zoo.one import hold
+from tests.zoo.server import Job, Server
 from tests.zoo.table import page, share, table
 
 TRUE = {
@@ -94,6 +99,57 @@ def test_the_number_of_placeholders_is_read_from_the_model_s_own_words():
     said = "Image features and image tokens do not match, tokens: 0, features: 48"
     assert placeholders(said, 3) == 16
     assert placeholders("shape mismatch", 3) is None
+
+
+class Told(Server):
+    """Answers as a side would; ``slow``: values of ``dynamic`` for which it uses up its time."""
+
+    def __init__(self, answer: Mapping[str, Any], slow: Sequence[Any] = ()) -> None:
+        super().__init__("truth")
+        self.answer, self.slow, self.jobs = answer, slow, list[Job]()
+
+    def run(self, job: Job) -> dict[str, Any]:
+        self.jobs.append(job)
+        if job.get("do") == "find":
+            plan = {"caches": False, "way": "narrow", "form": {}, "parameters": 9}
+            return {"plan": plan, "cpu": 0.5}
+        if job.get("dynamic") in self.slow:
+            return {"too_slow": "stopped", "cpu": 45.0}
+        return {**self.answer, "cpu": 1.0}
+
+
+@pytest.mark.parametrize(
+    "slow, status, mode",
+    [((), "agrees", "auto"), (("auto",), "agrees", "false"), (("auto", "false"), "too_slow", "")],
+)
+def test_a_class_that_is_too_slow_is_held_with_static_sizes(slow, status, mode):
+    entry = next(e for e in entries() if e.number % 16 == 3 and e.dynamic == "auto")
+    predict = Told({"blocks": list(PREDICTED["blocks"]), "predicted": {"always": PREDICTED}}, slow)
+    row = hold(entry, Told(TRUE), predict)
+    assert row["status"] == status
+    assert [run["mode"] for run in row["runs"]] == (
+        [f"without weights, dynamic={mode}, trace"] if mode else []
+    )
+    assert row["cpu"] == 0.5 + 45 * len(slow) + 2 * bool(mode)
+
+
+@pytest.mark.parametrize("refused, steps", [({"layers.0": "Unsupported"}, [1]), ({}, [1, None])])
+def test_a_refusal_that_the_first_step_does_not_meet_is_looked_for_in_all(refused, steps):
+    entry = next(e for e in entries() if e.number % 16 == 3)
+    said = PREDICTED | {"fullgraph": {"layers.0": False, "layers.1": True}}
+    truth = Told(TRUE | {"refused": refused})
+    row = hold(entry, truth, Told({"blocks": PREDICTED["blocks"], "predicted": {"always": said}}))
+    assert [job.get("steps") for job in truth.jobs if job.get("fullgraph")] == steps
+    assert row["status"] == ("agrees" if refused else "differs")
+
+
+def test_a_model_without_repeated_layers_is_not_held_unless_transformers_has_some():
+    entry = entries()[0]
+    for layers, status in (([], "no_blocks"), (["tower.0"], "failed")):
+        assert (
+            hold(entry, Told(TRUE), Told({"no_blocks": "nothing repeats", "layers": layers}))["status"]
+            == status
+        )
 
 
 def test_the_table_has_a_line_a_family_and_counts_each_class_once():

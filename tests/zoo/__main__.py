@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import random
 import re
@@ -23,6 +24,13 @@ from tests.zoo.table import STATUSES, details, page, share, table
 def versions() -> dict[str, str]:
     """What a row depends on beside our own code."""
     return {name: metadata.version(name) for name in ("torch", "transformers")}
+
+
+def code() -> str:
+    """A digest of our code that a row depends on, too: a row that agreed with an older state is kept, and told apart."""
+    folder = Path(__file__).resolve().parents[2]
+    files = sorted([*folder.glob("cftdiag/**/*.py"), *folder.glob("tests/zoo/*.py")])
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -84,12 +92,17 @@ def _run(
     """Hold each against the truth; a row is kept as soon as it is known, and Ctrl-C loses the current one."""
     state.parent.mkdir(parents=True, exist_ok=True)
     until = None if minutes is None else time.monotonic() + 60 * minutes
+    state_of_code = code()
     truth, predict = Server("truth"), Server("predict")
     try:
         for entry in todo:
             if until is not None and time.monotonic() > until:
                 return
-            row = {**hold(entry, truth, predict, all_modes=all_modes), "versions": versions()}
+            row = {
+                **hold(entry, truth, predict, all_modes=all_modes),
+                "versions": versions(),
+                "code": state_of_code,
+            }
             with open(state, "a") as file:
                 file.write(json.dumps(row) + "\n")
             known[entry.cls] = row

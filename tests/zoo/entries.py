@@ -79,8 +79,15 @@ class Entry:
 
     @property
     def dynamic(self) -> str:
-        """``dynamic`` of the compile: True, or torch's default for one class of three."""
-        return "auto" if self.number // 12 % 3 == 0 else "true"
+        """``dynamic`` of the compile: torch's default, or True for one class of three."""
+        return "true" if self.number // 12 % 3 == 0 else "auto"
+
+    @property
+    def depth(self) -> str:
+        """How deep the compiles go: Dynamo's tracing decides what is compiled when, and costs a fifth of what the
+        forward and backward graphs cost, which one class of eight has as well.
+        """
+        return "joint" if self.number % 8 == 0 else "trace"
 
 
 def entries() -> list[Entry]:

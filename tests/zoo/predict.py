@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import fnmatch
+import resource
 import time
 from typing import Any
+
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 import cftdiag
 from cftdiag.check.proofs import Prover
@@ -15,14 +18,18 @@ from cftdiag.passes.run_pass import run_task
 from cftdiag.recipe import find_blocks
 from tests.zoo import program
 from tests.zoo.entries import Entry
-from tests.zoo.server import Job
+from tests.zoo.server import CPU_S, Job
 
 #: Imported once, ahead of every child.
 _AHEAD = (CheckOptions, cftdiag.check.__class__, Prover, run_task)
 
 
+class TooSlow(Exception):
+    """A pass used up its processor time."""
+
+
 def work(job: Job) -> dict[str, Any]:
-    """Serve ``{"entry", "plan", "use_cache", "dynamic", "fast_forward": [...]}``: the blocks, and one
+    """Serve ``{"entry", "plan", "use_cache", "dynamic", "depth", "fast_forward": [...]}``: the blocks, and one
     prediction for each way of running.
     """
     entry, plan = Entry(**job["entry"]), program.Plan(**job["plan"])
@@ -30,20 +37,27 @@ def work(job: Job) -> dict[str, Any]:
     try:
         blocks = [fqn for fqn, _ in find_blocks(model)]
     except ValueError as error:
-        return {"blocks": [], "no_blocks": str(error)}
+        layers = [n for n, m in model.named_modules() if isinstance(m, GradientCheckpointingLayer)]
+        return {"no_blocks": str(error), "layers": layers}
     subject = cftdiag.Subject(model=model, batches=batches, step=program.step)
-    found = {way: _predict(subject, fast_forward=way, dynamic=job["dynamic"]) for way in job["fast_forward"]}
+    asked = {"dynamic": job["dynamic"], "depth": job["depth"]}
+    try:
+        found = {way: _predict(subject, fast_forward=way, **asked) for way in job["fast_forward"]}
+    except TooSlow:
+        return {"too_slow": f"a pass was stopped after {CPU_S} s of a processor"}
     return {"blocks": blocks, "predicted": found}
 
 
-def _predict(subject: cftdiag.Subject, *, fast_forward: str, dynamic: str) -> dict[str, Any]:
+def _predict(subject: cftdiag.Subject, **asked: str) -> dict[str, Any]:
     started = time.monotonic()
     try:
-        report = cftdiag.check(
-            subject, fast_forward=fast_forward, dynamic=dynamic, verify=False, timeout=1500.0
-        )
+        report = cftdiag.check(subject, **asked, verify=False, timeout=1500.0)
     except CheckError as error:
         return {"error": f"{type(error).__name__}: {error}"}
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    crashed = any(p.get("outcome") == "crash" for p in report.timing["passes"])
+    if crashed and used.ru_utime + used.ru_stime > CPU_S:
+        raise TooSlow
     return told(report) | {"seconds": round(time.monotonic() - started, 1)}
 
 

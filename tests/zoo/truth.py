@@ -1,4 +1,4 @@
-"""What really happens: the blocks of a program compiled with ``aot_eager`` and trained, counted with torch's own
+"""What really happens: the blocks of a program compiled with ``eager`` or ``aot_eager`` and trained, counted with torch's own
 counters and log lines, in a process that has imported nothing of ours.
 """
 
@@ -24,7 +24,7 @@ _LIMIT = re.compile(r"torch\._dynamo hit config\.(\w+)")
 
 def work(job: Job) -> dict[str, Any]:
     """Serve ``{"entry", "do": "find"}`` or ``{"entry", "plan", "do": "run", "blocks", "use_cache", "dynamic",
-    "fullgraph"}``, with ``steps`` for the first few and ``eager`` to compile nothing.
+    "depth", "fullgraph"}``, with ``steps`` for the first few and ``eager`` to compile nothing.
     """
     assert "cftdiag" not in sys.modules, "the truth must not be taken beside our code"
     entry = Entry(**job["entry"])
@@ -37,7 +37,8 @@ def work(job: Job) -> dict[str, Any]:
     model, batches = program.build(entry, plan, job["use_cache"])
     batches = batches[: job.get("steps")]
     blocks = [] if job.get("eager") else job["blocks"]
-    return run(model, batches, blocks, dynamic=job["dynamic"], fullgraph=job["fullgraph"])
+    backend = {"trace": "eager", "joint": "aot_eager"}[job["depth"]]
+    return run(model, batches, blocks, backend=backend, dynamic=job["dynamic"], fullgraph=job["fullgraph"])
 
 
 class _Lines(logging.Handler):
@@ -82,6 +83,7 @@ def run(
     batches: Sequence[Mapping[str, Any]],
     blocks: Sequence[str],
     *,
+    backend: str,
     dynamic: bool | None,
     fullgraph: bool,
 ) -> dict[str, Any]:
@@ -96,7 +98,7 @@ def run(
             logging.getLogger(name).addHandler(lines)
     left_out = _watch_left_out(model, blocks)
     for fqn in blocks:
-        _compile(model.get_submodule(fqn), fqn, seen, dynamic=dynamic, fullgraph=fullgraph)
+        _compile(model.get_submodule(fqn), fqn, seen, backend=backend, dynamic=dynamic, fullgraph=fullgraph)
     raised, losses = None, []
     for i, batch in enumerate(batches):
         seen.step = i + 1
@@ -132,10 +134,12 @@ def _watch_left_out(model: torch.nn.Module, blocks: Sequence[str]) -> set[str]:
     return called
 
 
-def _compile(module: torch.nn.Module, fqn: str, seen: _Run, *, dynamic: bool | None, fullgraph: bool) -> None:
+def _compile(
+    module: torch.nn.Module, fqn: str, seen: _Run, *, backend: str, dynamic: bool | None, fullgraph: bool
+) -> None:
     code = type(module).forward.__code__
     seen.kinds[fqn] = type(module).__name__, f"{code.co_filename}:{code.co_firstlineno}"
-    module.compile(backend="aot_eager", dynamic=dynamic, fullgraph=fullgraph)
+    module.compile(backend=backend, dynamic=dynamic, fullgraph=fullgraph)
     compiled: Any = module._compiled_call_impl
 
     def around(*args: Any, **kwargs: Any) -> Any:

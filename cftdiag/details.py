@@ -155,6 +155,8 @@ class MissDetail(Detail):
     """Free variables of the compiled code: what a decorator's wrapper closes over."""
     forward: Frame | None = None
     """The block's own ``forward``, where another function (a base class's ``__call__``) was compiled."""
+    caller: Frame | None = None
+    """The nearest line outside of torch that called a compiled function of torch (``optimizer.step``)."""
     fullgraph: bool | None = None
     under_checkpoint: bool = False
     raised: bool = False
@@ -324,6 +326,7 @@ _READ: Mapping[str, Any] = {
     "argument_names": lambda value: tuple(value or ()),
     "line": lambda value: _frame(value) if isinstance(value, Mapping) else value,
     "forward": lambda value: _frame(value),
+    "caller": lambda value: _frame(value),
     "shape": _tuple,
     "batch": _tuple,
     "seconds": _tuple,

@@ -35,6 +35,8 @@ from cftdiag.passes.messages import Send, Task, decode, encode
 ROOT = Path(__file__).resolve().parent.parent
 PASS = "cftdiag.passes.run_pass:run_task"
 """What a child of the product's own launcher runs by default."""
+LAUNCHING = ("cftdiag.check.driver", "cftdiag.check.viability", "cftdiag.passes.one_answer")
+"""The modules that start a :class:`ForkServer` of their own: a test puts :meth:`Warm.lend` there."""
 PRELOADED = (
     "torch.distributed",
     "transformers.models.auto",

@@ -358,6 +358,7 @@ def _missed(cls: type[_M], state: Compile, *, raised: bool, **limit: Any) -> _M:
         self_name=state.self_name,
         free=state.free,
         forward=state.forward,
+        caller=state.caller,
         fullgraph=state.fullgraph,
         under_checkpoint=state.under_checkpoint,
         raised=raised,

@@ -45,6 +45,9 @@ class Live(Protocol):
     def forward(self) -> Frame | None:
         """The block's own ``forward``, where that is not the compiled code."""
 
+    def caller(self) -> Frame | None:
+        """The nearest line outside of torch that called a compiled function of torch."""
+
     def parameters(self) -> dict[str, str]:
         """``args[0]`` -> parameter name of the block's ``forward``."""
 
@@ -80,6 +83,7 @@ class Compile:
     self_name: str | None = None
     free: tuple[str, ...] = ()
     forward: Frame | None = None
+    caller: Frame | None = None
     # a miss
     missed: bool = False
     time: float = 0.0
@@ -100,7 +104,8 @@ class Compile:
         """Note what the call that is being compiled was given."""
         self.arguments, self.parameters = live.arguments(), live.parameters()
         self.module_name, self.argument_names = live.module_name(), live.argument_names()
-        self.self_name, self.free, self.forward = live.self_name(), live.free(), live.forward()
+        self.self_name, self.free = live.self_name(), live.free()
+        self.forward, self.caller = live.forward(), live.caller()
 
     def restart(self) -> None:
         """Forget what the attempt before found."""

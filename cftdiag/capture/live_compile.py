@@ -6,9 +6,15 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import linecache
+import os
 import sys
 import threading
+from pathlib import Path
+from types import CodeType
 from typing import Any
+
+import torch
 
 from cftdiag import guards
 from cftdiag.capture import cached_guards, recompile_reasons
@@ -18,11 +24,13 @@ from cftdiag.capture.describe import describe, full_path
 from cftdiag.details import Argument
 from cftdiag.events import Code, Frame, Guard
 from cftdiag.torch_private import guard_tree
-from cftdiag.torch_private.compile_frame import CompileFrame, innermost_compile, modules_calling
+from cftdiag.torch_private.compile_frame import CompileFrame, innermost_compile, modules_calling, stack
 from cftdiag.torch_private.wrappers import strip, unwrap
 
 #: Where a module keeps its members: a step of a source's path that is no part of a name.
 _STORES = frozenset({"_modules", "__dict__"})
+_OURS = str(Path(__file__).parents[1]) + os.sep
+_TORCH = os.path.dirname(torch.__file__) + os.sep
 
 
 class LiveCompile:
@@ -113,12 +121,37 @@ class LiveCompile:
             return None
         return Frame(file=code.co_filename, line=code.co_firstlineno, function=code.co_qualname)
 
+    def caller(self) -> Frame | None:
+        """The nearest line that is not torch's own, of those that called a compiled function of torch
+        (``optimizer.step``); None for a function of anybody else, whose own lines say more.
+        """
+        if self._code is None or not _of_torch(self._code.co_filename):
+            return None
+        for frame in stack(self._compiling.caller):
+            code = frame.f_code
+            if not _of_torch(code.co_filename) and not code.co_filename.startswith(_OURS):
+                text = linecache.getline(code.co_filename, frame.f_lineno).strip() or None
+                return Frame(file=code.co_filename, line=frame.f_lineno, function=code.co_qualname, code=text)
+        return None
+
     def parameters(self) -> dict[str, str]:
-        """``args[0]`` -> parameter name of the block's ``forward``, for frames that take ``*args`` (wrappers,
-        ``__call__``).
+        """``args[0]`` -> parameter name of the block's ``forward`` and ``kwargs['mask']`` -> ``mask``, for frames that
+        take ``*args, **kwargs`` (wrappers, ``__call__``).
         """
         code = self._code
-        if code is None or not code.co_flags & inspect.CO_VARARGS or self._module is None:
+        if code is None:
+            return {}
+        return {**self._positional(code), **self._keywords(code)}
+
+    def _keywords(self, code: CodeType) -> dict[str, str]:
+        if not code.co_flags & inspect.CO_VARKEYWORDS:
+            return {}
+        given = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & inspect.CO_VARARGS)
+        name = code.co_varnames[given]
+        return {f"{name}[{key!r}]": key for key in self._frame_locals.get(name) or ()}
+
+    def _positional(self, code: CodeType) -> dict[str, str]:
+        if not code.co_flags & inspect.CO_VARARGS or self._module is None:
             return {}
         varargs = code.co_varnames[code.co_argcount + code.co_kwonlyargcount]
         try:
@@ -213,3 +246,7 @@ class LiveCompile:
             return None
         tail = guards.parts(path, len(prefix))
         return strip(".".join(part for part in [self._name, *tail] if part and part not in _STORES))
+
+
+def _of_torch(file: str) -> bool:
+    return file.startswith((_TORCH, "<"))

@@ -27,6 +27,13 @@ def main(arguments: list[str] | None = None) -> int:
         "--folder", type=Path, help="where the programs are written (default: a fresh folder)"
     )
     parser.add_argument("--confirm", action="store_true", help="ask torch only: no check, no judgement of it")
+    parser.add_argument(
+        "--proofs",
+        choices=("some", "all", "none"),
+        default="some",
+        help="prove remedies for three in ten and where nothing else judges one (default), for all, or only there",
+    )
+    parser.add_argument("--from", type=int, default=0, dest="first", help="begin with fault I of the seed")
     parser.add_argument("--list", action="store_true", help="name the injectors and end")
     options = parser.parse_args(arguments)
     known = injectors()
@@ -36,13 +43,18 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     if options.injector and options.injector not in known:
         parser.error(f"no injector {options.injector!r}; there are {', '.join(known)}")
-    indices = options.only or list(range(options.count))
+    indices = options.only or list(range(options.first, options.first + options.count))
     folder = options.folder or scratch()
     print(
         f"seed {options.seed}: {len(indices)} faults of {len(known)} injectors, programs in {folder}",
         flush=True,
     )
-    chosen = {"injector": options.injector, "architecture": options.architecture, "confirm": options.confirm}
+    chosen = {
+        "injector": options.injector,
+        "architecture": options.architecture,
+        "confirm": options.confirm,
+        "proofs": options.proofs,
+    }
     results = []
     for result, wall in results_of(options.seed, indices, str(folder), max(1, options.jobs), chosen):
         results.append(result)
@@ -84,7 +96,8 @@ def summary(results: list[Result]) -> str:
     seconds = sum(r.seconds for r in results)
     lines.append(
         f"{right} of {len(results)} programs right ({100 * right / max(1, len(results)):.1f}%); {rejected} draws rejected by "
-        f"torch's log; {seconds / max(1, len(results)):.1f} s of a processor each"
+        f"torch's log; {sum(r.carried_out for r in results)} verified remedies carried out in torch's own process; "
+        f"{seconds / max(1, len(results)):.1f} s of a processor each"
     )
     return "\n".join(lines)
 

@@ -176,3 +176,25 @@ ARCHITECTURES = (
         ),
     ),
 )
+
+DECODERS = (
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "olmo2",
+    "granite",
+    "cohere",
+    "stablelm",
+    "gemma",
+    "glm",
+    "phi",
+    "phi3",
+    "nemotron",
+    "helium",
+    "smollm3",
+    "gpt_neox",
+)
+"""Language models whose blocks take a mask and a cache that the model makes."""
+PASSES_KEYWORDS = ("llama", "mistral", "qwen2", "qwen3", "olmo2", "glm", "phi3", "helium", "smollm3")
+"""Models that hand keywords they do not know on to their blocks."""

@@ -34,6 +34,7 @@ class Fault:
     shapes: Sequence[tuple[int, int]] = ((2, 12),) * 4
     compile: Mapping[str, Any] | None = None
     styles: tuple[str, ...] = STYLES
+    models: tuple[str, ...] = ()
     depth: str = "any"
     lines: str = "log"
     also: tuple[tuple[str, str], ...] = ()
@@ -47,8 +48,8 @@ class Fault:
         unknown = set(self.styles) - set(STYLES)
         if unknown:
             raise ValueError(f"unknown styles {sorted(unknown)}; there are {', '.join(STYLES)}")
-        if self.lines not in ("log", "here", "block"):
-            raise ValueError(f"lines is {self.lines!r}; it is 'log', 'here' or 'block'")
+        if self.lines not in ("log", "here", "block", "torch", "none"):
+            raise ValueError(f"lines is {self.lines!r}; it is 'log', 'here', 'block', 'torch' or 'none'")
         if self.depth not in ("any", "all", "one"):
             raise ValueError(f"depth is {self.depth!r}; it is 'any', 'all' or 'one'")
         if self.lines == "here" and HERE not in self.body + self.top:

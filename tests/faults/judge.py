@@ -23,12 +23,19 @@ _OTHER_CLASS_CAUSES = (
     "closure_identity",
 )
 _GUARD = re.compile(r"\n    - (?=\d+/\d+: )")
-_RESUMED = re.compile(r"Recompiling function torch_dynamo_resume_in.*___stack", re.DOTALL)
+_RESUMED = re.compile(
+    r"Recompiling function (torch_dynamo_resume_in.*___stack|\S+ in \S*/site-packages/transformers/utils/)",
+    re.DOTALL,
+)
+"""What only follows from a graph break: the rest of the function misses what the break left on its stack, and the helper
+functions of transformers that the pieces call are compiled on their own."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Expected:
-    """What a check has to say of one fault, as torch's log has it. ``lines`` is None where torch names no line."""
+    """What a check has to say of one fault, as torch's log has it. ``lines`` is None where torch names no line: any
+    line of the program will do; it is empty where nobody can name one.
+    """
 
     injector: str
     kinds: tuple[str, ...]
@@ -47,6 +54,8 @@ class Expected:
         where = (
             "any line of the program"
             if self.lines is None
+            else "no line"
+            if not self.lines
             else ", ".join(f"{Path(f).name}:{n}" for f, n in sorted(self.lines))
         )
         return (
@@ -112,6 +121,13 @@ def _own(event: Mapping[str, Any], placed: Placed) -> set[tuple[str, int]]:
     }
 
 
+def _innermost(event: Mapping[str, Any], log: str) -> set[tuple[str, int]]:
+    """The innermost line of each guard of a recompile that matches."""
+    texts = [t for t in _GUARD.split(event["text"])[1:] if re.search(log, t, re.DOTALL)]
+    stacks = [re.findall(r'File "([^"]+)", line (\d+), in ', text) for text in texts]
+    return {(stack[-1][0], int(stack[-1][1])) for stack in stacks if stack}
+
+
 def places(kind: str, text: str) -> list[tuple[str, int]]:
     """(file, line) of each line that a record names; torch cuts long file names off at the left."""
     if kind == "graph_break":
@@ -137,6 +153,10 @@ def _expect(placed: Placed, events: Sequence[Mapping[str, Any]], shared: set[int
     lines: frozenset[tuple[str, int]] | None = None
     if fault.lines == "log":
         lines = frozenset(place for e in events for place in _own(e, placed))
+    elif fault.lines == "none":
+        lines = frozenset()
+    elif fault.lines == "torch":
+        lines = frozenset(place for e in events for place in _innermost(e, fault.log))
     elif fault.lines == "here":
         lines = frozenset((file, line) for file, numbers in placed.here.items() for line in numbers)
     own = [e for e in events if e["kind"] != "limit_hit"] or events
@@ -191,7 +211,7 @@ def _only(events: Sequence[Mapping[str, Any]], shared: set[int]) -> bool:
 
 def _placed_right(finding: Mapping[str, Any], want: Expected) -> bool:
     place = (finding["where"]["file"], finding["where"]["line"])
-    return want.lines is None or place in want.lines
+    return not want.lines or place in want.lines
 
 
 def _differences(own: Sequence[Mapping[str, Any]], want: Expected, program: Program) -> Iterable[str]:
@@ -201,7 +221,7 @@ def _differences(own: Sequence[Mapping[str, Any]], want: Expected, program: Prog
         if want.lines is None:
             if not (where["file"] or "").startswith(folder):
                 yield f"placed outside of the program: {where['file']}:{where['line']}"
-        elif not _placed_right(finding, want):
+        elif want.lines and not _placed_right(finding, want):
             yield f"placed at {_short(where['file'])}:{where['line']}, not {want.show()}"
     blocks = {
         name
@@ -231,6 +251,59 @@ def _remedy(own: Sequence[Mapping[str, Any]], want: Expected, mended: Callable[[
         yield f"no remedy says {want.advice!r}: {[r['summary'] for r in remedies]}"
     elif not mended(want.injector):
         yield f"the remedy {want.advice!r}, carried out by hand, does not end the fault in torch's log"
+
+
+def numbers_differ(compiled: Mapping[str, Any], eager: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """A record of its own for the first step whose loss is another compiled than it is eager; torch logs none."""
+    for step, (one, other) in enumerate(zip(compiled["losses"], eager["losses"], strict=False), 1):
+        if abs(one - other) > 1e-3 * max(abs(other), 1e-6):
+            return [
+                {"kind": "numerics", "step": step, "block": "", "text": f"loss {one} compiled, {other} eager"}
+            ]
+    return []
+
+
+def compiles_differ(report: Mapping[str, Any], truth: Mapping[str, Any]) -> list[str]:
+    """A sentence where the check's compiles are not, step by step, the graphs that Dynamo gave its backend."""
+    told = sorted(row["step"] for row in report["compiles"])
+    return (
+        [] if told == sorted(truth["graphs"]) else [f"compiles at steps {told}, torch's at {truth['graphs']}"]
+    )
+
+
+def claims(report: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+    """Each finding with each of its remedies that the check calls verified."""
+    return [
+        (finding, remedy)
+        for finding in report["findings"]
+        if finding["severity"] in WARNED
+        for remedy in finding["remedies"]
+        if remedy["verified"] and remedy["edit"]
+    ]
+
+
+def refuted(
+    finding: Mapping[str, Any],
+    remedy: Mapping[str, Any],
+    program: Program,
+    before: Mapping[str, Any],
+    after: Mapping[str, Any],
+) -> Iterable[str]:
+    """What torch's log of the program with a remedy's edit (``after``) says against the check's claims for it."""
+    name = f"verified {remedy['edit']!r}"
+    if after["error"]:
+        yield f"{name}: the step fails in torch's own process: {after['error'][:300]}"
+        return
+    for run, truth in (("before", before), ("after", after)):
+        told = remedy[run]["compiles"]
+        if told != len(truth["graphs"]):
+            yield f"{name}: {told} compiles {run}, torch's log has {len(truth['graphs'])}"
+    faults = [p for p in program.placed if finding["cause"] in p.fault.causes]
+    for event in after["events"]:
+        kept = event["kind"] == finding["kind"] and event["step"] in finding["steps"]
+        if kept and any(_is_of(event, placed) for placed in faults):
+            yield f"{name}: torch's log still has {event['kind']} at step {event['step']}: {event['text'][:300]}"
+            return
 
 
 def show(finding: Mapping[str, Any]) -> str:

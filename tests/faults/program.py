@@ -124,7 +124,7 @@ def draw(
 
 def _fits(fault: Fault, arch: Architecture) -> bool:
     lengths = {length for _, length in fault.shapes}
-    return arch.varies or len(lengths) == 1
+    return (arch.varies or len(lengths) == 1) and (not fault.models or arch.type in fault.models)
 
 
 def _together(one: Fault, other: Fault) -> bool:

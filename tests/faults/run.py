@@ -20,15 +20,30 @@ from random import Random
 from typing import Any
 from unittest import mock
 
+from tests.faults import carry_out
 from tests.faults.fault import injectors
-from tests.faults.judge import NotConfirmed, compare, expected, mends, show
+from tests.faults.judge import (
+    NotConfirmed,
+    claims,
+    compare,
+    compiles_differ,
+    expected,
+    mends,
+    numbers_differ,
+    refuted,
+    show,
+)
 from tests.faults.program import Placed, Program, draw, write
 from tests.faults.truth import Truth
+from tests.warm import LAUNCHING, Warm
 
 TRIES = 8
 """Draws of one fault until torch's log shows it and nothing beside it."""
 SECOND = 0.25
 """The share of programs with a second fault."""
+PROVED = 0.3
+"""The share of programs whose check proves its remedies and compares numbers, which takes two thirds of its time. A
+fault whose injector counts on a proved remedy has them always."""
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -45,6 +60,8 @@ class Result:
     got: list[str] = dataclasses.field(default_factory=list)
     log: str = ""
     rejected: list[str] = dataclasses.field(default_factory=list)
+    carried_out: int = 0
+    """Verified remedies done again in torch's own process."""
     seconds: float = 0.0
 
     @property
@@ -56,26 +73,32 @@ class Bench:
     """What one process needs: torch's truth and a warmed interpreter for the passes of the checks."""
 
     def __init__(self) -> None:
-        from tests.warm import Warm
-
         self.truth, self.warm = Truth(), Warm()
+        self.mended: set[str] = set()
+        """Injectors whose remedy, carried out by hand, was seen to end their fault."""
 
     def close(self) -> None:
         self.truth.close()
         self.warm.close()
 
-    def check(self, program: Program) -> dict[str, Any]:
+    def check(self, program: Program, *, proves: bool) -> dict[str, Any]:
         """The report of ``cftdiag check --model program.py:build --json FILE``; raises RuntimeError without one."""
+        from cftdiag.check import strategy
         from cftdiag.cli.main import run
 
         answer = program.path.parent / "report.json"
         said, told = io.StringIO(), io.StringIO()
         with contextlib.ExitStack() as stack:
-            for module in ("cftdiag.check.driver", "cftdiag.kernels.job"):
+            for module in LAUNCHING:
                 stack.enter_context(mock.patch(f"{module}.ForkServer", self.warm.lend))
             stack.enter_context(contextlib.redirect_stdout(said))
             stack.enter_context(contextlib.redirect_stderr(told))
-            code = run(["check", "--model", f"{program.path}:build", "--json", str(answer)])
+            if not proves:
+                stack.enter_context(mock.patch.object(strategy, "compares_numerics", lambda *_, **__: False))
+            # no clock decides: the machine may be busy
+            budget = ["--timeout", "1200", "--verify-budget", "3600" if proves else "0"]
+            proofs = [] if proves else ["--no-verify"]
+            code = run(["check", "--model", f"{program.path}:build", "--json", str(answer), *budget, *proofs])
         (program.path.parent / "check.txt").write_text(said.getvalue() + told.getvalue())
         if not answer.exists():
             raise RuntimeError(f"cftdiag check ended with {code} and no report: {told.getvalue()[-600:]}")
@@ -103,6 +126,7 @@ def one(
     injector: str = "",
     architecture: str = "",
     confirm: bool = False,
+    proofs: str = "some",
 ) -> Result:
     """Fault ``index`` of a seed: the same program for the same numbers and the same set of injectors."""
     known = injectors()
@@ -118,6 +142,8 @@ def one(
         second = random.random() < SECOND
         program = draw(known, name, random, where, second=second, architecture=architecture)
         truth = bench.truth.observe(program.path, backend=_backend(program))
+        if any(p.fault.kind == "numerics" for p in program.placed):
+            truth["events"] += numbers_differ(truth, bench.truth.observe(program.path, backend=""))
         (where / "torch_log.txt").write_text(
             "\n\n".join(_line(e) for e in truth["events"]) + f"\n{truth['error']}\n"
         )
@@ -159,16 +185,45 @@ def one(
         result.wrong = [f"the remedy of {name}, carried out by hand, leaves the fault" for name in left]
         result.seconds = bench.used() - began
         return result
+    needed = any(not p.fault.advice or p.fault.kind == "numerics" for p in program.placed)
+    drawn = Random(f"{seed}/{index}/proofs").random() < PROVED
+    proves = {"all": True, "none": needed}.get(proofs, needed or drawn)
     by_name = {p.injector: p for p in program.placed}
+
+    def mended(name: str) -> bool:
+        if name not in bench.mended and _mended(bench, program, by_name[name]):
+            bench.mended.add(name)
+        return name in bench.mended
+
     try:
-        report = bench.check(program)
+        report = bench.check(program, proves=proves)
     except RuntimeError as error:
         result.wrong = [str(error)]
     else:
         result.got = [show(f) for f in report["findings"]]
-        result.wrong = compare(report, wanted, program, lambda name: _mended(bench, program, by_name[name]))
+        result.wrong = compare(report, wanted, program, mended)
+        if not truth["error"]:
+            result.wrong += compiles_differ(report, truth)
+        _carry_out(bench, program, report, truth, result)
     result.seconds = bench.used() - began
     return result
+
+
+def _carry_out(
+    bench: Bench, program: Program, report: dict[str, Any], truth: dict[str, Any], result: Result
+) -> None:
+    """Do every verified remedy again, by what its reader reads, in torch's own process."""
+    after: dict[str, Any] = {}
+    for finding, remedy in claims(report):
+        edit = remedy["edit"]
+        try:
+            carry_out.read(edit)
+        except carry_out.NotMechanical:
+            continue
+        if edit not in after:
+            after[edit] = bench.truth.observe(program.path, backend=_backend(program), edit=edit)
+            result.carried_out += 1
+        result.wrong += refuted(finding, remedy, program, truth, after[edit])
 
 
 def _backend(program: Program) -> str:
@@ -188,7 +243,10 @@ def _mended(bench: Bench, program: Program, placed: Placed) -> bool:
     folder = program.path.parent / f"mended_{placed.injector}"
     rebuilt = rewrite(program, {placed.injector: fault}, folder)
     (after,) = (p for p in rebuilt.placed if p.injector == placed.injector)
-    return mends(placed, after, bench.truth.observe(rebuilt.path, backend=_backend(program)))
+    truth = bench.truth.observe(rebuilt.path, backend=_backend(program))
+    if placed.fault.kind == "numerics":
+        truth["events"] += numbers_differ(truth, bench.truth.observe(rebuilt.path, backend=""))
+    return mends(placed, after, truth)
 
 
 def rewrite(program: Program, faults: dict[str, Any], folder: Path) -> Program:

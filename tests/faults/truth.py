@@ -16,8 +16,11 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from tests.faults import carry_out
 
 _RECOMPILE = "Recompiling function "
 _LIMIT = "recompile_limit"
@@ -50,10 +53,12 @@ class TorchLog(logging.Handler):
         self.events.append({"kind": kind, "step": self.step, "block": self.block, "text": text})
 
 
-def observe(path: str, *, backend: str, config: dict[str, Any]) -> dict[str, Any]:
+def observe(path: str, *, backend: str, edit: str) -> dict[str, Any]:
     """Run a program's steps in this process; compiled in place as its user would, or eager where ``backend`` is "".
 
-    The answer has ``events`` (see :class:`TorchLog`), ``error`` (the text of what a step raised) and ``losses``.
+    ``edit`` is what a check prints beside a remedy (see carry_out.py), done to the program first. The answer has
+    ``events`` (see :class:`TorchLog`), ``error`` (the text of what a step raised), ``losses`` and ``graphs``, the step
+    of each graph that Dynamo gave its backend.
     """
     import torch
 
@@ -62,20 +67,26 @@ def observe(path: str, *, backend: str, config: dict[str, Any]) -> dict[str, Any
     torch._logging.set_logs(graph_breaks=True, recompiles=True)
     for name in ("torch._dynamo", "torch._functorch", "torch._inductor"):
         logging.getLogger(name).addHandler(log)
-    for key, value in config.items():
-        owner, _, attribute = key.rpartition(".")
-        setattr(sys.modules[owner], attribute, value)
+    change = carry_out.read(edit)
+    carry_out.run_lines(change.settings)
+    graphs: list[int] = []
+    if backend:
+        _count_graphs(backend, lambda: graphs.append(log.step))
     sys.path.insert(0, str(Path(path).parent))
     import program
 
     model = program.build_model()
-    frames = torch._dynamo.utils.counters["frames"]
+    carry_out.run_lines(change.model, model=model)
+    batches = carry_out.batches_of(change, program.make_batches())
+    if change.warm_up:
+        model(**batches[0])
     if backend:
         for name, block in program.blocks_of(model):
-            block.compile(**{"backend": backend, **program.COMPILE})
-            block._compiled_call_impl = _noted(block._compiled_call_impl, name, log)
+            block.compile(**{"backend": backend, **program.COMPILE, **change.keywords})
+            call = _noted(block._compiled_call_impl, name, log)
+            block._compiled_call_impl = carry_out.arguments_changed(change, block, call)
     losses, error = [], ""
-    for i, batch in enumerate(program.make_batches()):
+    for i, batch in enumerate(batches):
         log.step = i + 1
         try:
             program.before_step(model, i)
@@ -87,7 +98,21 @@ def observe(path: str, *, backend: str, config: dict[str, Any]) -> dict[str, Any
     assert not any(name.partition(".")[0] == "cftdiag" for name in sys.modules), (
         "our code is in the process of the truth"
     )
-    return {"events": log.events, "error": error, "losses": losses, "compiled": frames.get("ok", 0)}
+    return {"events": log.events, "error": error, "losses": losses, "graphs": graphs}
+
+
+def _count_graphs(name: str, count: Callable[[], None]) -> None:
+    """Call ``count`` for each graph with an operator in it that Dynamo gives this backend."""
+    from torch._dynamo.backends import registry
+
+    compile_graph = registry.lookup_backend(name)
+
+    def counted(graph: Any, inputs: Any, **options: Any) -> Any:
+        if any(node.op.startswith("call_") for node in graph.graph.nodes):
+            count()
+        return compile_graph(graph, inputs, **options)
+
+    registry._COMPILER_FNS[name] = counted
 
 
 def _noted(call: Any, name: str, log: TorchLog) -> Any:
@@ -116,16 +141,14 @@ class Truth:
             text=True,
         )
 
-    def observe(
-        self, path: Path, *, backend: str = "eager", config: dict[str, Any] | None = None
-    ) -> dict[str, Any]:
+    def observe(self, path: Path, *, backend: str = "eager", edit: str = "") -> dict[str, Any]:
         """See :func:`observe`; {"error": ..., "events": []} where the program itself does not come up."""
         assert self._process.stdin and self._process.stdout
         with tempfile.NamedTemporaryFile(suffix=".json") as answer:
             request = {
                 "path": str(path),
                 "backend": backend,
-                "config": config or {},
+                "edit": edit,
                 "answer": answer.name,
             }
             self._process.stdin.write(json.dumps(request) + "\n")
@@ -139,7 +162,7 @@ class Truth:
                 "events": [],
                 "error": f"the program ended with status {line.strip()}",
                 "losses": [],
-                "compiled": 0,
+                "graphs": [],
             }
         return json.loads(text)
 
@@ -151,13 +174,13 @@ class Truth:
 def _child(request: dict[str, Any]) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (120, 125))
     try:
-        answer = observe(request["path"], backend=request["backend"], config=request["config"])
+        answer = observe(request["path"], backend=request["backend"], edit=request["edit"])
     except BaseException as raised:  # noqa: BLE001 - told to the other side
         answer = {
             "events": [],
             "error": f"{type(raised).__name__}: {raised}",
             "losses": [],
-            "compiled": 0,
+            "graphs": [],
             "broken": True,
         }
     Path(request["answer"]).write_text(json.dumps(answer))
@@ -183,7 +206,7 @@ def main() -> None:
     for line in sys.stdin:
         pid = os.fork()
         if not pid:
-            signal.alarm(300)
+            signal.alarm(1200)  # for what hangs; what computes is ended by its processor time
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, 1)
             _child(json.loads(line))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.warm import Command, Warm
+from tests.warm import LAUNCHING, Command, Warm
 
 
 @pytest.fixture(autouse=True)
@@ -17,7 +17,7 @@ def warm_passes(warm: Warm, monkeypatch: pytest.MonkeyPatch) -> None:
     A start of the product's own costs eight seconds; ``test_check_process.py`` and the command lines that are
     run as processes of their own test it.
     """
-    for module in ("cftdiag.check.driver", "cftdiag.check.viability", "cftdiag.passes.one_answer"):
+    for module in LAUNCHING:
         monkeypatch.setattr(f"{module}.ForkServer", warm.lend)
 
 

@@ -152,6 +152,8 @@ def _where(miss: Miss, cause: str) -> Where:
     if not own and forward is not None:
         # the guard has no line: the block's own code says more than a base class's, a decorator's or torch's
         return places.of(forward)
+    if not own and miss.event.missed.caller is not None:
+        return places.of(miss.event.missed.caller)
     if not own and miss.event.code is not None:
         code = miss.event.code
         return Where(file=code.file, line=code.line, function=code.qualname)
@@ -184,9 +186,7 @@ def facts(miss: Miss, cause: str, context: Context) -> dict[str, Any]:
         "limit": limit,
         "name_of_code": miss.event.code.qualname if miss.event.code else None,
         "more": max(2 * limit, 2 * len(kind)),
-        "dynamic_source": f"L['{guard.root}']{guard.path.split('.size()')[0]}"
-        if guard.root not in ("", "G")
-        else None,
+        "dynamic_source": _dynamic_source(miss),
     }
     if cause == "size_specialized":
         found["fixed"] = sizes.fixed(miss)
@@ -213,9 +213,18 @@ def facts(miss: Miss, cause: str, context: Context) -> dict[str, Any]:
         found["actual"] = f"{actual} dimension{'s' if actual != 1 else ''}"
     elif cause == "tensor_type" and guard.value_type:
         found["actual"] = guard.value_type
+    elif cause == "optimizer_lr_float" and name.startswith("self."):
+        found["attribute"] = "optimizer." + name.removeprefix("self.")
     elif cause == "closure_identity":
         found["argument"], found["change"] = guard.root or None, _closure(guard, found)
     return found
+
+
+def _dynamic_source(miss: Miss) -> str | None:
+    """What ``dynamic_sources`` has to name: torch's own source, with the frame's names and not the block's."""
+    known = miss.event.guard
+    guard = known.condition if known is not None else miss.guard
+    return None if guard.root in ("", "G") else f"L['{guard.root}']{guard.path.split('.size()')[0]}"
 
 
 def _quoted(guard: Condition, value: Any) -> str | int | None:

@@ -110,6 +110,41 @@ def test_a_checkpoint_wrapper_inside_the_compile() -> None:
     assert recompile.arguments["x"].shape == (2, 5, 4)
 
 
+def test_keywords_of_a_wrapper_have_the_names_of_the_call() -> None:
+    def any_keywords(forward: Any) -> Any:
+        def wrapper(self: Any, x: torch.Tensor, **options: Any) -> torch.Tensor:
+            return forward(self, x) * options["factor"]
+
+        return wrapper
+
+    class Wrapped(Block):
+        forward = any_keywords(Block.forward)
+
+    model = Model()
+    model.layers[0] = Wrapped()
+    model.layers[0].compile(backend="eager", dynamic=False)
+    with Recorder(model) as rec:
+        for factor in (2, 3):
+            model.layers[0](inputs(), factor=factor)
+    [recompile] = [event for event in rec.events if event.kind == "recompile"]
+    assert recompile.guard is not None and recompile.guard.source == "L['options']['factor']"
+    assert recompile.missed.parameters == {"options['factor']": "factor"}
+    assert recompile.missed.caller is None
+
+
+def test_a_compiled_step_of_an_optimizer_knows_its_caller() -> None:
+    weight = torch.nn.Parameter(torch.ones(2))
+    weight.grad = torch.ones(2)
+    optimizer = torch.optim.SGD([weight], lr=0.1, foreach=False)
+    step = torch.compile(optimizer.step, backend="eager")
+    with Recorder() as rec:
+        step()
+        optimizer.param_groups[0]["lr"] = 0.2
+        step()
+    [caller] = {event.missed.caller for event in rec.events if event.kind == "recompile"}
+    assert caller is not None and (caller.file, caller.code) == (__file__, "step()")
+
+
 def test_a_checkpoint_around_the_compile() -> None:
     from torch.utils.checkpoint import checkpoint
 

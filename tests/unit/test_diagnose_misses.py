@@ -355,6 +355,37 @@ def test_wrapped_arguments_are_mapped_back() -> None:
     assert "`x`" in found.explanation
 
 
+def test_a_keyword_of_a_wrapper_is_named_as_the_call_names_it_and_torch_is_given_its_own_source() -> None:
+    event = missed(
+        "kwargs['stage'] == 0",
+        actual="1",
+        arguments={"stage": {"value": 1, "type": "int"}},
+        detail={"parameters": {"kwargs['stage']": "stage"}},
+    )
+    found = the(diagnose([compiled(), event], Context(blocks=BLOCKS)))
+    assert found.cause == "int_arg"
+    assert found.explanation == "`stage` was 0 when the code was compiled and is 1 now."
+    changes = [r.change for r in found.remedies if r.change is not None and "env" in r.change]
+    assert changes == [{"env": {"TORCH_COMPILE_DYNAMIC_SOURCES": "L['kwargs']['stage']"}}]
+
+
+def test_a_step_of_an_optimizer_is_placed_where_it_is_called() -> None:
+    event = missed(
+        "self.param_groups[0]['lr'] == 0.001",
+        actual="0.0005",
+        block=None,
+        entry_block=None,
+        code=Code(qualname="Adam.step", file="/x/site-packages/torch/optim/adam.py", line=214),
+        detail={"caller": {"file": "/home/me/train.py", "line": 55, "function": "step", "code": "opt.step()"}},
+    )
+    stack = (Frame(file="/x/site-packages/torch/optim/adam.py", line=229, function="step", code="for group"),)
+    found = the(diagnose([compiled(), dataclasses.replace(event, stack=stack)], Context(blocks=BLOCKS)))
+    assert (found.where.file, found.where.line) == ("/home/me/train.py", 55)
+    assert found.explanation == (
+        "`optimizer.param_groups[0]['lr']` was 0.001 when the code was compiled and is 0.0005 now."
+    )
+
+
 def test_one_finding_gathers_steps_lengths_and_blocks() -> None:
     events = [size(1, 5, n, (2, n, 8), step=s, block=f"layers.{s % 2}") for s, n in ((2, 6), (3, 7))]
     found = the(

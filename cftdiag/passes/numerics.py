@@ -29,6 +29,8 @@ TOLERANCE = {"high": 2e-3, "low": 5e-2}
 #: Differences are measured against the larger of a gradient's own norm and this part of the largest norm:
 #: tiny gradients are all rounding.
 NEGLIGIBLE = 1e-3
+GIVEN = "value of "
+"""Begins the names of what modules were given."""
 _LOW = (torch.bfloat16, torch.float16)
 
 
@@ -40,6 +42,8 @@ class Trace:
 
     losses: list[float | None] = dataclasses.field(default_factory=list)
     gradients: dict[str, list[torch.Tensor]] = dataclasses.field(default_factory=dict)
+    inputs: dict[str, list[torch.Tensor]] = dataclasses.field(default_factory=dict)
+    """What each compiled module was given, by call: they tell where a forward went wrong, and are no result."""
     nodes: list[Any] = dataclasses.field(default_factory=list)
     """Nodes with a hook: that of a leaf lives no longer than somebody holds it."""
 
@@ -53,6 +57,8 @@ class Trace:
         for name, values in self.gradients.items():
             for i, value in enumerate(values):
                 found[f"{name}.grad" + (f" (accumulation {i + 1})" if i else "")] = value
+        for name, values in self.inputs.items():
+            found |= {f"{GIVEN}{name} (call {i + 1})": value for i, value in enumerate(values)}
         return found
 
 
@@ -80,7 +86,7 @@ def record(model: torch.nn.Module, trace: Trace) -> None:
 
 
 def record_inputs(trace: Trace, fqn: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Record the gradients that a call of module ``fqn`` hands back to its arguments.
+    """Record the trained arguments of a call of module ``fqn``, and the gradients that it hands back to them.
 
     The hooks sit on the nodes that made the arguments: one on the tensor itself would be traced.
     """
@@ -92,6 +98,9 @@ def record_inputs(trace: Trace, fqn: str, args: tuple[Any, ...], kwargs: Mapping
             trace.nodes.append(edge.node)
             kept = trace.gradients.setdefault(f"{fqn} input {i}", [])
             edge.node.register_prehook(_keeper(kept, edge.output_nr))
+            given = trace.inputs.setdefault(f"{fqn} input {i}", [])
+            if len(given) < KEEP:
+                given.append(value.detach().clone())
 
 
 def _keeper(kept: list[torch.Tensor], index: int) -> Callable[[Any], None]:
@@ -104,11 +113,22 @@ def _keeper(kept: list[torch.Tensor], index: int) -> Callable[[Any], None]:
 
 
 def wrong_module(names: Iterable[str], modules: Sequence[str]) -> str | None:
-    """The module at fault, of ``modules`` in model order, given the names of values that differ: the last one
-    touched, because backward carries a wrong gradient from there to those before.
+    """The module at fault, of ``modules`` in model order, given the names of values that differ.
+
+    Where a module was given other values in the first call, the one before it computed them. Else the last one touched,
+    because backward carries a wrong gradient from there to those before.
     """
-    touched = {name.split(" input ")[0] for name in names}
+    known = list(names)
+    given = {name.removeprefix(GIVEN).split(" input ")[0] for name in known if _first_given(name)}
+    first = next((i for i, module in enumerate(modules) if module in given), None)
+    if first is not None:
+        return modules[first - 1] if first else None
+    touched = {name.split(" input ")[0] for name in known if not name.startswith(GIVEN)}
     return next((m for m in reversed(modules) if any(t == m or t.startswith(f"{m}.") for t in touched)), None)
+
+
+def _first_given(name: str) -> bool:
+    return name.startswith(GIVEN) and name.endswith("(call 1)")
 
 
 def compare(

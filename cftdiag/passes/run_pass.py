@@ -453,9 +453,10 @@ class _Pass:
             torch.save(found, self.task.save)
             return None
         precision = numerics.precision_of(self.subject.model, self.subject.batches)
-        wrong = numerics.compare(torch.load(self.task.compare), found, precision)
+        differ = numerics.compare(torch.load(self.task.compare), found, precision)
+        block = numerics.wrong_module([w.name for w in differ], [fqn for fqn, _ in self.blocks])
+        wrong = [w for w in differ if not w.name.startswith(numerics.GIVEN)]
         names = tuple(w.name for w in wrong)
-        block = numerics.wrong_module(names, [fqn for fqn, _ in self.blocks])
         return Numerics(
             ok=not wrong,
             backend=str(

@@ -131,6 +131,7 @@ def test_what_a_module_hands_back_is_recorded_for_leaves_and_others() -> None:
     first, second = trace.gradients["layers.0 input 0"]
     expected = layer.weight.sum(0).expand(3, 2) + 1
     assert torch.allclose(first, expected) and torch.allclose(second, expected)
+    assert [float(value.mean()) for value in trace.inputs["layers.0 input 0"]] == [1.0, 2.0]
 
 
 def test_the_module_at_fault_is_the_last_one_that_differs() -> None:
@@ -138,3 +139,10 @@ def test_the_module_at_fault_is_the_last_one_that_differs() -> None:
     assert numerics.wrong_module(["layers.0 input 0.grad", "layers.1.lin.weight.grad"], modules) == "layers.1"
     assert numerics.wrong_module(["emb.weight.grad", "layers.1 input 0.grad"], modules) == "layers.1"
     assert numerics.wrong_module(["loss of step 1"], modules) is None
+    # a forward that is wrong touches all that follows: the module before the first that was given other values
+    given = [f"value of layers.{i} input 0 (call {call})" for i in (1, 2, 10) for call in (1, 2)]
+    assert numerics.wrong_module(["layers.10 input 0.grad", *given], modules) == "layers.0"
+    # from the second call on, a wrong gradient has changed the weights of all
+    later = [name for name in given if name.endswith("(call 2)")]
+    assert numerics.wrong_module(["layers.1 input 0.grad", *later], modules) == "layers.1"
+    assert numerics.wrong_module(["value of layers.0 input 0 (call 1)"], modules) is None

@@ -319,9 +319,9 @@ def test_length_that_was_fixed_because_it_equalled_another_dimension() -> None:
     assert the(diagnose([made, event], Context(blocks=BLOCKS, lengths=(8, 12)))).cause == "seq_len"
 
 
-def test_range_of_lengths_is_the_length_and_not_the_zero_one_rule() -> None:
+def test_range_of_lengths_is_a_comparison_in_the_code_and_not_the_zero_one_rule() -> None:
     event = missed("2 <= x.size()[1] <= 16", arguments={"x": tensor(2, 20, 8)})
-    assert cause(event, lengths=(10, 20), batch_sizes=(2, 2)) == "seq_len"
+    assert cause(event, lengths=(10, 20), batch_sizes=(2, 2)) == "size_specialized"
     event = missed("2 <= x.size()[0] <= 16", arguments={"x": tensor(1, 20, 8)})
     assert cause(event) == "size_0_1"
 
@@ -369,6 +369,38 @@ def test_a_keyword_of_a_wrapper_is_named_as_the_call_names_it_and_torch_is_given
     assert changes == [{"env": {"TORCH_COMPILE_DYNAMIC_SOURCES": "L['kwargs']['stage']"}}]
 
 
+@pytest.mark.parametrize(
+    ("guard", "actual", "said", "sides"),
+    [
+        (
+            "x.size()[1] <= 16",
+            37,
+            "holds for `x.size()[1] <= 16` only (37 now)",
+            "one size on each side of 16",
+        ),
+        ("17 <= x.size()[1]", 9, "holds for `17 <= x.size()[1]` only (9 now)", "one size on each side of 17"),
+        ("8 <= x.size()[1] <= 16", 37, "`8 <= x.size()[1] <= 16` only", "one size within 8 .. 16 and one on"),
+    ],
+)
+def test_a_size_compared_with_a_number_is_compiled_apart(
+    guard: str, actual: int, said: str, sides: str
+) -> None:
+    event = missed(guard, arguments={"x": tensor(2, actual, 8)})
+    found = the(diagnose([compiled(), event], Context(blocks=BLOCKS, compile_kwargs={"dynamic": True})))
+    assert found.cause == "size_specialized" and said in found.explanation
+    assert any(sides in remedy.summary for remedy in found.remedies)
+
+
+def test_two_lines_that_fix_a_size_are_two_findings() -> None:
+    events = []
+    for line, bound in ((12, 16), (30, 20)):
+        event = missed(f"x.size()[1] <= {bound}", arguments={"x": tensor(2, 40, 8)}, step=line)
+        frame = Frame(file="/home/me/model.py", line=line, function="forward", code="if long:")
+        events.append(dataclasses.replace(event, stack=(frame,)))
+    found = diagnose([compiled(), *events], Context(blocks=BLOCKS, compile_kwargs={"dynamic": True}))
+    assert [(f.cause, f.where.line) for f in found] == [("size_specialized", 12), ("size_specialized", 30)]
+
+
 def test_a_step_of_an_optimizer_is_placed_where_it_is_called() -> None:
     event = missed(
         "self.param_groups[0]['lr'] == 0.001",
@@ -376,7 +408,9 @@ def test_a_step_of_an_optimizer_is_placed_where_it_is_called() -> None:
         block=None,
         entry_block=None,
         code=Code(qualname="Adam.step", file="/x/site-packages/torch/optim/adam.py", line=214),
-        detail={"caller": {"file": "/home/me/train.py", "line": 55, "function": "step", "code": "opt.step()"}},
+        detail={
+            "caller": {"file": "/home/me/train.py", "line": 55, "function": "step", "code": "opt.step()"}
+        },
     )
     stack = (Frame(file="/x/site-packages/torch/optim/adam.py", line=229, function="step", code="for group"),)
     found = the(diagnose([compiled(), dataclasses.replace(event, stack=stack)], Context(blocks=BLOCKS)))

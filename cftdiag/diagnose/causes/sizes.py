@@ -214,7 +214,12 @@ def classify(miss: Miss) -> str | None:
         return "size_specialized"
     if actual in (0, 1) or zero_or_one or (guard.form == "bound" and guard.low in (1, 2)):
         return "size_0_1"
-    return dimension(miss)
+    return "size_specialized" if _compared(guard) else dimension(miss)
+
+
+def _compared(guard: Condition) -> bool:
+    """True for a size that has to be on one side of a number: code that compares it with one."""
+    return guard.form in ("bound", "range") and (guard.low is not None or guard.high is not None)
 
 
 def _fixed(miss: Miss) -> str:
@@ -287,10 +292,24 @@ def fixed(miss: Miss) -> str | None:
             f"The code compares dimension {guard.index} of `{name}` with {guard.expected}, so the graph for all other "
             f"sizes refuses {guard.expected}, which is compiled apart."
         )
+    if _compared(guard):
+        return (
+            f"The code compares dimension {guard.index} of `{name}` with a number, so the graph holds for `{guard.text}` "
+            f"only ({actual_size(miss)} now): sizes on the other side are compiled apart."
+        )
     return (
         f"The code turns dimension {guard.index} of `{name}` into the constant {guard.expected}, so each size is "
         f"compiled anew ({actual_size(miss)} now), whatever `dynamic` says."
     )
+
+
+def sides(guard: Condition) -> str | None:
+    """``on each side of 16``: what there is to warm up where a size is compared with a number; else None."""
+    if not _compared(guard):
+        return None
+    if guard.low is not None and guard.high is not None:
+        return f"within {guard.low} .. {guard.high} and one on each side of it"
+    return f"on each side of {guard.low if guard.high is None else guard.high}"
 
 
 def layout(guard: Condition) -> str:

@@ -227,12 +227,16 @@ def _numerics(context: Context, drafts: Drafts) -> None:
     config = ", ".join(f"{k}={v}" for k, v in found.config.items())
     draft.facts = {
         "name": worst.name,
-        "eager": worst.eager,
-        "compiled": worst.compiled,
-        "rel": worst.rel,
+        "eager": _figure(worst.eager),
+        "compiled": _figure(worst.compiled),
+        "rel": _figure(worst.rel),
         "config": f" with {config}" if config else "",
     }
     draft.note(*(f"differs: {name}" for name in found.failed[:5]), f"backend {found.backend}")
+
+
+def _figure(value: float | None) -> str | None:
+    return None if value is None else f"{value:.3g}"
 
 
 def _wrong_code(context: Context, drafts: Drafts) -> None:

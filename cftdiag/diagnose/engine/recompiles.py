@@ -15,7 +15,7 @@ from cftdiag.diagnose.engine.context import Context
 from cftdiag.diagnose.engine.draft import Draft, Drafts, region
 from cftdiag.diagnose.engine.miss import History, Miss
 from cftdiag.events import Event
-from cftdiag.findings import Where
+from cftdiag.findings import Remedy, Where
 
 _SHAPES = tuple(cause.key for cause in sizes.CAUSES)
 
@@ -84,12 +84,20 @@ def _of_the_batch(miss: Miss) -> bool:
 
 
 def _recompile(miss: Miss, cause: str, context: Context, drafts: Drafts) -> None:
-    key = () if cause in (*_SHAPES, "kv_cache", "shared_code_object") else (guards.pretty(miss.guard.source),)
+    key: tuple[Any, ...] = (guards.pretty(miss.guard.source),)
+    if cause == "size_specialized":  # two lines that fix one size are mended apart
+        where = _where(miss, cause)
+        key = where.file, where.line
+    elif cause in (*_SHAPES, "kv_cache", "shared_code_object"):
+        key = ()
     draft, new = drafts.get("recompile", cause, "warning", *key)
     _fill(draft, miss, cause, context, new)
     name = region(miss.event)
     draft.seen(miss.event, [name] if name else [])
     values = miss.history.values(miss)
+    sides = sizes.sides(miss.guard) if cause == "size_specialized" else None
+    if new and sides is not None:
+        draft.remedies = (Remedy(summary=f"Warm up one size {sides} before the first timed step."),)
     if (
         new
         and cause in ("seq_len", "batch_dim")

@@ -32,4 +32,4 @@ def build():
     return Model(), [{"x": torch.randn(2, n, 8)} for n in (10, 12, 20, 24)]
 
 
-EXPECT = {"kind": "recompile", "cause": "seq_len", "block": "layers.0", "guard": "x.size()[1]"}
+EXPECT = {"kind": "recompile", "cause": "size_specialized", "block": "layers.0", "guard": "x.size()[1]"}

@@ -7,7 +7,7 @@ import importlib
 import os
 import signal
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
@@ -48,6 +48,7 @@ from cftdiag.options import (
     CheckOptions,
 )
 from cftdiag.target import TARGETS
+from cftdiag.target.devices import present
 
 #: What a trainer brings to the command line, as module:function; nothing else here knows of one. A check of
 #: its configuration file, and a function of (model, method) that turns a plain model into the method's.
@@ -183,7 +184,7 @@ if TYPE_CHECKING:
 @click.option(
     "--target",
     type=click.Choice(TARGETS),
-    help="Let Inductor generate code for a device that need not be there: depth codegen.",
+    help="Let Inductor generate code for a device that need not be there: depth codegen.  [default: the GPU that is here]",
 )
 @click.option(
     "--routing",
@@ -265,6 +266,8 @@ def check(
     else:
         check_script.refuse_own()
     _refuse(options)
+    if not command:
+        options["target"] = _target(options, quiet)
     early.refuse_config(config_path)
     if repro is not None:
         repro_files.refuse(options["model"], other=bool(command or config_path))
@@ -319,6 +322,19 @@ def check(
         for path in save_plots(report.forecast, plots):
             click.echo(f"wrote {path}", err=True)
     return gate.exit_code(report.verdict, fail_on)
+
+
+def _target(options: dict[str, Any], quiet: bool) -> str | None:
+    """The target that is asked for; without one, and without a depth or a backend, that of the GPU that is here."""
+    asked = (
+        click.get_current_context().get_parameter_source("depth") == click.core.ParameterSource.COMMANDLINE
+    )
+    if options["target"] is not None or asked or options["compile_backend"] is not None:
+        return cast("str | None", options["target"])
+    here = present()
+    if here is not None and not quiet:
+        click.echo(f"checking for this machine's GPU, {here}; --depth joint leaves Inductor out", err=True)
+    return here
 
 
 def _refuse(options: dict[str, Any]) -> None:

@@ -31,7 +31,11 @@ does.
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
+import os
+import re
 from collections.abc import Mapping
+from pathlib import Path
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
@@ -145,3 +149,24 @@ def device(name: str) -> Device | None:
     if name not in TARGETS:
         raise ValueError(f"unknown target {name!r}; use one of {', '.join(TARGETS)}")
     return TARGETS[name]
+
+
+def present(driver: Path = Path("/proc/driver/nvidia/gpus")) -> str | None:
+    """Name of the first GPU of this machine, where it is a target that can be lowered for here; None otherwise.
+
+    Asks the driver's files (``driver``) and neither torch nor the device. Boards with other figures than those
+    above (PCIe, NVL) are no target, and without Triton nothing is lowered.
+    """
+    if os.environ.get("CUDA_VISIBLE_DEVICES") == "" or importlib.util.find_spec("triton") is None:
+        return None
+    for file in sorted(driver.glob("*/information")):
+        try:
+            text = file.read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            continue
+        model = re.search(r"^Model:\s*(.*)$", text, re.MULTILINE)
+        if model is None or re.search(r"PCI|NVL", model[1], re.IGNORECASE):
+            return None
+        words = re.findall(r"[A-Za-z0-9]+", model[1].lower())
+        return next((name for name in TARGETS if name != "cpu" and name in words), None)
+    return None

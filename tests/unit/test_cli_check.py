@@ -223,3 +223,25 @@ def test_gains_stand_beside_the_check(
     assert data["undetermined"][-1] == (
         "what each compile scope gains is not known: it is told for catalogue models"
     )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "target"),
+    [
+        ([], "h200"),
+        (["--depth", "joint"], None),
+        (["--compile-backend", "aot_eager"], None),
+        (["--target", "a100"], "a100"),
+    ],
+)
+def test_the_gpu_that_is_here_is_the_target(
+    arguments: list[str],
+    target: str | None,
+    asked: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("cftdiag.cli.check.present", lambda: "h200")
+    assert run(["check", "--model", "x", *arguments]) == 0
+    assert asked["options"].compile.target == target
+    assert ("this machine's GPU, h200" in capsys.readouterr().err) == (not arguments)

@@ -1,10 +1,12 @@
 """The device table, without torch."""
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 
 from cftdiag.target import DEVICES, TARGETS, TargetUnavailable, device
+from cftdiag.target.devices import present
 
 
 def test_importing_the_targets_imports_no_torch(run_python):
@@ -66,3 +68,36 @@ def test_an_unavailable_target_names_the_depth_that_is_left():
         str(error)
         == "cannot lower for h200 here: no compiler; depth joint is still available (leave out --target)"
     )
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA A100-SXM4-80GB", "a100"),
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA H100 PCIe", None),
+        ("NVIDIA H100 NVL", None),
+        ("NVIDIA GH200 480GB", None),
+        ("NVIDIA GeForce RTX 4090", None),
+    ],
+)
+def test_the_gpu_that_is_here_is_named_by_its_driver(
+    model: str, name: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr("importlib.util.find_spec", lambda package: package)
+    assert present(tmp_path) is None
+    for bus, text in (("0000:01", model), ("0000:02", "NVIDIA B200")):
+        (tmp_path / bus).mkdir()
+        (tmp_path / bus / "information").write_text(f"Model: \t\t {text}\nIRQ:   12\n")
+    assert present(tmp_path) == name
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert present(tmp_path) is None
+
+
+def test_without_triton_no_gpu_is_lowered_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "0").mkdir()
+    (tmp_path / "0" / "information").write_text("Model: NVIDIA H200\n")
+    monkeypatch.setattr("importlib.util.find_spec", lambda package: None)
+    assert present(tmp_path) is None

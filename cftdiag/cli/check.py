@@ -55,6 +55,7 @@ from cftdiag.target.devices import present
 CHECK_CONFIG = "trainer.preflight:check_file"
 #: ``--compile-scope`` that compares all of them.
 ALL_SCOPES = "all"
+ALL = f"--compile-scope {ALL_SCOPES}"
 APPLY_METHOD = "trainer.preflight:as_method"
 
 if TYPE_CHECKING:
@@ -107,6 +108,11 @@ if TYPE_CHECKING:
     default="block",
     show_default=True,
     help="What is compiled; all: check block, and with --target say what each scope gains and takes.",
+)
+@click.option(
+    "--fit",
+    is_flag=True,
+    help="With --target: find the largest batch that fits the device under --compile-scope, for each of --lengths.",
 )
 @click.option(
     "--compile-backend",
@@ -242,6 +248,7 @@ def check(
     baseline: str | None,
     write_baseline: str | None,
     output_format: str,
+    fit: bool,
     **options: Any,
 ) -> int:
     """Check, before training, whether torch.compile will hold.
@@ -272,9 +279,11 @@ def check(
     if repro is not None:
         repro_files.refuse(options["model"], other=bool(command or config_path))
     every_scope = options["compile_scope"] == ALL_SCOPES
+    if every_scope or fit:
+        _refuse_without_gpu("--fit" if fit else ALL, options["target"], command, config_path)
+    scopes = SCOPES if every_scope else tuple(dict.fromkeys(("none", options["compile_scope"])))
     if every_scope:
         options["compile_scope"] = "block"
-        _refuse_without_gpu(options["target"], command, config_path)
     asked = CheckOptions(**options | {"torch_config": dict(options["torch_config"])})
     if asked.subject.method != "full":
         asked = asked.with_(transform=APPLY_METHOD)
@@ -282,7 +291,7 @@ def check(
         raise click.UsageError("--plan and --plots come from a forecast; give --data FILE")
     from cftdiag.check import run_check
     from cftdiag.fix import patch
-    from cftdiag.payoff.job import payoff
+    from cftdiag.payoff.job import payoff, shapes_of
     from cftdiag.report import ci, status_line, terminal
 
     # a job that is cancelled ends like one that is interrupted: children stopped, scratch files removed
@@ -294,9 +303,15 @@ def check(
             report = run_check(asked, on_progress)
         else:
             report = _check_config(config_path, options, on_progress)
-        if every_scope:
+        if every_scope or fit:
             try:
-                found = payoff(asked, target=options["target"], progress=on_progress)
+                found = payoff(
+                    asked,
+                    target=options["target"],
+                    scopes=scopes,
+                    shapes=shapes_of(asked, report.forecast),
+                    progress=on_progress,
+                )
                 report = dataclasses.replace(report, payoff=found)
             except CheckError as error:  # the check itself stands
                 note = f"what each compile scope gains is not known: {error}"
@@ -351,14 +366,14 @@ def _refuse(options: dict[str, Any]) -> None:
     early.refuse_source(options["model"])
 
 
-def _refuse_without_gpu(target: str | None, command: tuple[str, ...], config_path: str | None) -> None:
+def _refuse_without_gpu(
+    flag: str, target: str | None, command: tuple[str, ...], config_path: str | None
+) -> None:
     if command or config_path is not None:
-        raise click.UsageError(
-            f"--compile-scope {ALL_SCOPES} takes --model; a command or --config has its own scope"
-        )
+        raise click.UsageError(f"{flag} takes --model; a command or --config has its own scope")
     if target is None or target == "cpu":
         raise click.UsageError(
-            f"--compile-scope {ALL_SCOPES} estimates times on a GPU; name it with --target ({', '.join(t for t in TARGETS if t != 'cpu')})"
+            f"{flag} estimates for a GPU; name it with --target ({', '.join(t for t in TARGETS if t != 'cpu')})"
         )
 
 

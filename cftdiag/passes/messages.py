@@ -74,6 +74,8 @@ class PayoffTask:
     options: CheckOptions
     target: str
     scopes: tuple[str, ...]
+    shapes: tuple[tuple[int, int], ...] = ()
+    """(rows, length) to count; none: the longest of the lengths, or the largest of a model's own batches."""
 
 
 # ---- messages ----
@@ -217,6 +219,9 @@ class Counted:
     """A training step counted, eager and compiled."""
 
     measured: Measured
+    """Of the shape with the most tokens."""
+    others: tuple[Measured, ...] = ()
+    """Of the other shapes that were asked for; whole-model scopes are left out."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

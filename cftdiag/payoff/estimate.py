@@ -240,34 +240,85 @@ class Memory:
 
 
 def memory(
-    m: Measured, *, compiled: bool, batch_size: int, length: int, world_size: int = 1
+    m: Measured, *, scope: str = "none", batch_size: int, length: int, world_size: int = 1
 ) -> Memory | None:
-    """At a shape; None where what is saved follows no formula there."""
-    saved = 0
-    for part in (*m.blocks, *(p for p in (m.loss, m.body, m.rest) if p is not None)):
-        points = part.saved_compiled if compiled and part.saved_compiled else part.saved_eager
-        exact = next((p.bytes for p in points if (p.batch_size, p.length) == (batch_size, length)), None)
-        if exact is None:
-            squares = formula(part.saved_eager)
-            if squares is None or (len(points) == 1 and squares.per_square > 1e-6):
-                return None
-            found = formula(points)
-            if found is None:
-                return None
-            exact = found.at(batch_size, length)
-        saved += exact * part.count
+    """Under a compile scope at a shape; None where what is saved follows no formula there, and for a scope that
+    was not counted.
+    """
+    saved = _saved(m, scope, batch_size, length)
+    if saved is None:
+        return None
     logits = m.logits_elements * batch_size * length // (m.batch_size * m.length)
-    loss_compiled = compiled and m.loss is not None and m.loss.compiled is not None
+    whole = scope in ("model", "model+loss")
+    fused = "loss" in scope and (whole or m.loss is not None and m.loss.compiled is not None)
+    gathered = m.parameter_bytes if whole else 2 * m.block_bytes + m.root_bytes
     return Memory(
         parameters=m.parameter_bytes // world_size,
         gradients=m.trained_bytes // world_size,
         optimizer=2 * m.trained_bytes // world_size,
-        gathered=0 if world_size == 1 else 2 * m.block_bytes + m.root_bytes,
+        gathered=0 if world_size == 1 else gathered,
         saved=saved,
         # logits and their gradient in the model's dtype; eager keeps the upcast, its log-softmax and the
         # gradient of both in float32 beside them
-        loss=logits * (4 if loss_compiled else 16),
+        loss=logits * (4 if fused else 16),
     )
+
+
+def _saved(m: Measured, scope: str, batch_size: int, length: int) -> int | None:
+    """Bytes that all parts together keep for backward."""
+    eager: list[tuple[Part, int]] = [(m.rest, 1), *(() if m.loss is None else ((m.loss, 1),))]
+    compiled: list[tuple[Part, int]] = []
+    total = 0
+    if scope in ("model", "model+loss"):
+        region = next((one for one in m.wholes if one.scope == scope and one.saved), None)
+        if region is None:
+            return None
+        squares = any(_squares(p) for p in (*m.blocks, m.body))
+        own = _at(region.saved, batch_size, length, squares)
+        if own is None:
+            return None
+        total += own
+        lowered = dict(region.blocks)
+        compiled = [(p, p.count - lowered.get(p.name, 0)) for p in m.blocks]
+        if scope == "model+loss":
+            eager = []
+    else:
+        eager.append((m.body, 1))
+        (compiled if "block" in scope else eager).extend((p, p.count) for p in m.blocks)
+        if "loss" in scope and m.loss is not None:
+            eager.remove((m.loss, 1))
+            compiled.append((m.loss, 1))
+    for parts, is_compiled in ((eager, False), (compiled, True)):
+        for part, count in parts:
+            points = part.saved_compiled if is_compiled and part.saved_compiled else part.saved_eager
+            bytes_ = _at(points, batch_size, length, _squares(part)) if count > 0 else 0
+            if bytes_ is None:
+                return None
+            total += bytes_ * count
+    return total
+
+
+def _squares(part: Part) -> bool:
+    """Whether what the part keeps eager grows with the square of the length, or follows no formula at all."""
+    found = formula(part.saved_eager)
+    return found is None or found.per_square > 1e-6
+
+
+def _at(points: Sequence[SavedAt], batch_size: int, length: int, squares: bool) -> int | None:
+    """Bytes at a shape by what was counted at others; None where these do not tell."""
+    exact = next((p.bytes for p in points if (p.batch_size, p.length) == (batch_size, length)), None)
+    if exact is not None:
+        return exact
+    same = [p for p in points if p.length == length]
+    if len({p.batch_size for p in same}) > 1:
+        one, two = same[0], next(p for p in same if p.batch_size != same[0].batch_size)
+        row = (two.bytes - one.bytes) / (two.batch_size - one.batch_size)
+        return round(one.bytes + row * (batch_size - one.batch_size))
+    if (found := formula(points) if len(points) > 1 or not squares else None) is not None:
+        return found.at(batch_size, length)
+    if same:  # rows alike, whatever grows with the length
+        return round(same[0].bytes * batch_size / same[0].batch_size)
+    return None
 
 
 def fits(peak: int, device: Device) -> bool:
@@ -275,13 +326,17 @@ def fits(peak: int, device: Device) -> bool:
     return peak <= device.total_memory * (1 - FRAGMENTS)
 
 
-def largest_batch(m: Measured, device: Device, *, compiled: bool, world_size: int = 1) -> int | None:
-    """Most rows of this length that fit; None where no formula holds, 0 where not even one fits."""
+def largest_batch(
+    m: Measured, device: Device, *, scope: str, length: int | None = None, world_size: int = 1
+) -> int | None:
+    """Most rows of a length (default: the one that was counted) that fit; None where no formula holds, 0 where
+    not even one fits.
+    """
     best = 0
     low, high = 1, 1 << 14
     while low <= high:
         middle = (low + high) // 2
-        found = memory(m, compiled=compiled, batch_size=middle, length=m.length, world_size=world_size)
+        found = memory(m, scope=scope, batch_size=middle, length=length or m.length, world_size=world_size)
         if found is None:
             return None
         if fits(found.peak, device):
@@ -294,8 +349,17 @@ def largest_batch(m: Measured, device: Device, *, compiled: bool, world_size: in
 # ---- JSON ----
 
 
-def to_dict(m: Measured, device: Device, *, world_size: int = 1) -> dict[str, Any]:
-    """``payoff`` of a check, JSON-ready."""
+def to_dict(
+    m: Measured,
+    device: Device,
+    *,
+    world_size: int = 1,
+    others: Sequence[Measured] = (),
+    visits: Mapping[tuple[int, int], float] | None = None,
+) -> dict[str, Any]:
+    """``payoff`` of a check, JSON-ready. ``others`` are the same step at other shapes, ``visits`` how often each
+    (rows, length) is trained; without it each counts the same.
+    """
     rows = scopes(m, device, world_size=world_size)
     return {
         "target": m.target,
@@ -338,22 +402,85 @@ def to_dict(m: Measured, device: Device, *, world_size: int = 1) -> dict[str, An
             for p in (*m.blocks, *(() if m.loss is None else (m.loss,)))
         ],
         "memory": {
-            name: _memory_dict(m, device, compiled=compiled, world_size=world_size)
-            for name, compiled in (("eager", False), ("compiled", True))
+            name: _memory_dict(m, device, scope=scope, world_size=world_size)
+            for name, scope in (("eager", "none"), ("compiled", "block+loss"))
         },
+        "memory_by_scope": [
+            {"scope": row.scope, **found}
+            for row in rows
+            if (found := _memory_dict(m, device, scope=row.scope, world_size=world_size)) is not None
+        ],
+        "by_shape": _by_shape([m, *others], device, world_size, visits or {}) if others else [],
+        "over_all_shapes": _over_all([m, *others], device, world_size, visits or {}) if others else [],
         "refused": [{"scope": scope, "why": why} for scope, why in m.refused],
     }
 
 
-def _memory_dict(m: Measured, device: Device, *, compiled: bool, world_size: int) -> dict[str, Any] | None:
-    found = memory(m, compiled=compiled, batch_size=m.batch_size, length=m.length, world_size=world_size)
+def _by_shape(
+    counted: Sequence[Measured],
+    device: Device,
+    world_size: int,
+    visits: Mapping[tuple[int, int], float],
+) -> list[dict[str, Any]]:
+    """Gain and the largest batch at each shape, shortest first."""
+    found = []
+    for m in sorted(counted, key=lambda one: (one.length, one.batch_size)):
+        rows = scopes(m, device, world_size=world_size)
+        found.append(
+            {
+                "batch_size": m.batch_size,
+                "length": m.length,
+                "visits": visits.get((m.batch_size, m.length), 1),
+                "scopes": [
+                    {
+                        "scope": row.scope,
+                        "seconds": {bound: row.seconds[bound].total for bound in RATES},
+                        "gain": list(row.gain),
+                        "largest_batch": largest_batch(m, device, scope=row.scope, world_size=world_size),
+                    }
+                    for row in rows
+                ],
+            }
+        )
+    return found
+
+
+def _over_all(
+    counted: Sequence[Measured],
+    device: Device,
+    world_size: int,
+    visits: Mapping[tuple[int, int], float],
+) -> list[dict[str, Any]]:
+    """Gain of each scope over all shapes together, each as often as it is trained: eager's time by the scope's."""
+    tables = [
+        (
+            visits.get((m.batch_size, m.length), 1),
+            {row.scope: row for row in scopes(m, device, world_size=world_size)},
+        )
+        for m in counted
+    ]
+    found = []
+    for scope in tables[0][1]:
+        if scope == "none" or any(scope not in table for _, table in tables):
+            continue  # a region over all blocks is counted at the largest shape alone
+        ratios = [
+            sum(often * table["none"].seconds[bound].total for often, table in tables)
+            / sum(often * table[scope].seconds[bound].total for often, table in tables)
+            for bound in RATES
+        ]
+        found.append({"scope": scope, "gain": [min(ratios), max(ratios)]})
+    return found
+
+
+def _memory_dict(m: Measured, device: Device, *, scope: str, world_size: int) -> dict[str, Any] | None:
+    found = memory(m, scope=scope, batch_size=m.batch_size, length=m.length, world_size=world_size)
     if found is None:
         return None
     return {
         **dataclasses.asdict(found),
         "peak": found.peak,
         "fits": fits(found.peak, device),
-        "largest_batch": largest_batch(m, device, compiled=compiled, world_size=world_size),
+        "largest_batch": largest_batch(m, device, scope=scope, world_size=world_size),
     }
 
 

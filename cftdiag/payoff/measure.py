@@ -37,76 +37,137 @@ WHOLE = ("model", "model+loss")
 
 
 def measure(
-    origin: Origin, options: CheckOptions, target: str, scopes: Sequence[str], progress: Progress
-) -> Measured:
-    """Count the step of the longest of the lengths. Raises :class:`InputError` for what the user can mend."""
+    origin: Origin,
+    options: CheckOptions,
+    target: str,
+    scopes: Sequence[str],
+    progress: Progress,
+    shapes: Sequence[tuple[int, int]] = (),
+) -> tuple[Measured, ...]:
+    """Count the step at each (rows, length) of ``shapes``, the largest first; without shapes at the longest of the
+    lengths, or at the largest batch of a model of the user's own. Raises :class:`InputError` for what the user
+    can mend.
+    """
     spec = device(target)
     if spec is None:
         raise InputError(f"--target {target} has no table of peaks; give the name of a GPU")
-    if not origin.from_config:
-        raise InputError("what compiling gains is told for a model of the catalogue, a config or the hub")
     with torch_config(options.patch.torch_config):
-        return _Measure(origin, options, target, spec, progress).run(scopes)
+        return _Measure(origin, options, target, spec, progress, shapes).run(scopes)
 
 
 class _Measure:
     def __init__(
-        self, origin: Origin, options: CheckOptions, target: str, spec: Device, progress: Progress
+        self,
+        origin: Origin,
+        options: CheckOptions,
+        target: str,
+        spec: Device,
+        progress: Progress,
+        shapes: Sequence[tuple[int, int]],
     ) -> None:
-        wanted = options.for_config()
-        assert wanted.subject.lengths is not None and wanted.subject.batch_size is not None
-        self.length, self.batch_size = max(wanted.subject.lengths), wanted.subject.batch_size
         self.origin, self.target, self.spec, self.progress = origin, target, spec, progress
-        self.options = wanted.with_(fast_forward="always", lengths=(self.length,), target=None)
-        self.half = wanted.subject.dtype in ("bfloat16", "float16")
+        wanted = options.for_config() if origin.from_config else options.for_subject()
+        self.options = wanted.with_(fast_forward="always", target=None)
+        self._asked = list(shapes)
+        #: (kind of block, shape) -> bytes that all blocks of the kind are given.
+        self._shared: dict[tuple[str, tuple[int, int]], int] = {}
 
-    def run(self, scopes: Sequence[str]) -> Measured:
+    def run(self, scopes: Sequence[str]) -> tuple[Measured, ...]:
         self.progress("building the model")
         fastforward.reset()
         prepared = prepare(self.origin, self.options, None)
+        if prepared.subject.wrap is not None:
+            raise InputError(
+                "what a compile scope gains is told for a model that does not compile itself; leave out the Subject's wrap"
+            )
+        self.half = _dtype_of(prepared.subject.model) in ("bfloat16", "float16")
+        self._places = self._given(prepared)
         model = prepared.subject.model
         with fastforward.SkipMode():
             program = apply_recipe(
                 model, blocks_of(model, self.options.subject.blocks), self._recipe(prepared, "block+loss")
             )
             groups = block_groups(model, program.blocks)
-            parts = self._eager(prepared, program, groups)
+            # all of eager first: what is compiled stays so
+            counted = [self._eager(prepared, program, groups, at) for at in self._places]
             if set(scopes) != {"none"}:
-                parts = self._compiled(prepared, program, groups, parts)
+                counted = [
+                    self._compiled(prepared, program, groups, at, parts)
+                    for at, parts in zip(self._places, counted, strict=True)
+                ]
         wholes, refused = [], []
-        for scope in (s for s in WHOLE if s in scopes and parts["loss"] is not None):
+        for scope in (s for s in WHOLE if s in scopes and (s == "model" or not program.own_loss)):
             try:
                 wholes.append(self._whole(scope))
             except Exception as error:
                 if not is_compile_failure(error):
                     raise
                 refused.append((scope, one_line(error, 160)))
-        return self._measured(prepared, program, groups, parts, wholes, refused)
+        first, *more = (
+            self._measured(prepared, program, at, parts)
+            for at, parts in zip(self._places, counted, strict=True)
+        )
+        return dataclasses.replace(first, wholes=tuple(wholes), refused=tuple(refused)), *more
+
+    # ---- batches ----
+
+    def _given(self, prepared: Prepared) -> list[tuple[int, int]]:
+        """(rows, length) to count, the most tokens first."""
+        if self._asked and self.origin.from_config:
+            places = self._asked
+        elif self.origin.from_config:
+            wanted = self.options.subject
+            assert wanted.lengths is not None and wanted.batch_size is not None
+            multiple = wanted.pad_to_multiple_of or 1
+            places = [(wanted.batch_size, -(-max(wanted.lengths) // multiple) * multiple)]
+        else:
+            places = [max(self._own_shapes(prepared), key=lambda at: at[0] * at[1])]
+        return sorted(dict.fromkeys(places), key=lambda at: -at[0] * at[1])
+
+    def _own_shapes(self, prepared: Prepared) -> list[tuple[int, int]]:
+        """Of the batches of a model of the user's own; one without rows and length counts as one token."""
+        return list(dict.fromkeys((rows or 1, length or 1) for rows, length in prepared.shapes)) or [(1, 1)]
+
+    def _batch(self, prepared: Prepared, at: tuple[int, int]) -> dict[str, Any]:
+        if self.origin.from_config:
+            return batch_of_shape(prepared.subject.model, *at, "", self.options.subject.flash_varlen)
+        own = zip(prepared.subject.batches, prepared.shapes, strict=True)
+        return next(dict(b) for b, (rows, length) in own if (rows or 1, length or 1) == at)
+
+    def _step(self, prepared: Prepared, program: Program, at: tuple[int, int]) -> None:
+        batch = self._batch(prepared, at)
+        if prepared.subject.before_step is not None:
+            prepared.subject.before_step(prepared.subject.model, 0)
+        if prepared.step is not None:
+            prepared.step(prepared.subject.model, batch)
+        else:
+            program.step(batch)
 
     # ---- eager ----
 
-    def _eager(self, prepared: Prepared, program: Program, groups: Sequence[BlockGroup]) -> dict[str, Any]:
+    def _eager(
+        self, prepared: Prepared, program: Program, groups: Sequence[BlockGroup], at: tuple[int, int]
+    ) -> dict[str, Any]:
         model = prepared.subject.model
         regions = self._regions(model, program, groups)
-        self.progress("counting the eager step")
+        self.progress(f"counting the eager step of {at[0]} x {at[1]}")
         counted = EagerWork(regions)
         with _attention_as_on(self.spec), counted.counting():
-            program.step(dict(prepared.subject.batches[0]))
+            self._step(prepared, program, at)
         program.zero_grad()
         with _attention_as_on(self.spec):
-            saved = self._saved(model, program, regions, self._shapes())
+            saved = self._saved(prepared, program, regions, self._shapes(prepared, at))
 
         def part(name: str, region: str, count: int = 1) -> Part:
             return Part(name=name, count=count, eager=counted.work(region), saved_eager=saved[region])
 
         # What all blocks are given (masks, rotary tables) is kept once, and booked on the first that keeps it.
-        self._shared: dict[str, int] = {}
         blocks = {}
         for group in groups:
             one = part(group.label, group.fqns[0], len(group.fqns))
             if len(group.fqns) > 1:
                 again = saved[group.fqns[1]]
-                self._shared[group.label] = one.saved_eager[0].bytes - again[0].bytes
+                self._shared[group.label, at] = one.saved_eager[0].bytes - again[0].bytes
                 one = dataclasses.replace(one, saved_eager=again)
             blocks[group.label] = one
         loss = None if program.own_loss else part("loss", CROSS_ENTROPY)
@@ -138,56 +199,59 @@ class _Measure:
 
     def _saved(
         self,
-        model: nn.Module,
+        prepared: Prepared,
         program: Program,
         regions: Mapping[str, nn.Module],
         shapes_to_run: Sequence[tuple[int, int]],
     ) -> dict[str, tuple[SavedAt, ...]]:
         """What each region keeps for backward at each (batch size, length)."""
-        found: dict[str, list[SavedAt]] = {name: [] for name in (*regions, REST)}
-        for rows, length in shapes_to_run:
-            batch = batch_of_shape(model, rows, length, "", self.options.subject.flash_varlen)
-            saved = Saved(model, regions)
+        found: dict[str, list[SavedAt]] = {name: [] for name in (BODY, *regions, REST)}
+        for at in shapes_to_run:
+            saved = Saved(prepared.subject.model, regions)
             with saved.counting():
-                program.step(batch)
+                self._step(prepared, program, at)
             program.zero_grad()
             for name, shapes in found.items():
-                shapes.append(SavedAt(batch_size=rows, length=length, bytes=saved.bytes[name]))
+                shapes.append(SavedAt(batch_size=at[0], length=at[1], bytes=saved.bytes[name]))
         return {name: tuple(shapes) for name, shapes in found.items()}
 
-    def _shapes(self) -> list[tuple[int, int]]:
-        """Four: enough for a formula in batch, tokens and the square of the length."""
-        half, quarter = max(self.length // 2, 2), max(self.length // 4, 2)
-        return list(
-            dict.fromkeys(
-                [
-                    (self.batch_size, self.length),
-                    (self.batch_size, half),
-                    (self.batch_size, quarter),
-                    (self.batch_size + 1, half),
-                ]
-            )
-        )
+    def _shapes(self, prepared: Prepared, at: tuple[int, int]) -> list[tuple[int, int]]:
+        """The one that is counted first; of a model that is built here four, which are enough for a formula in
+        batch, tokens and the square of the length, else those that there are.
+        """
+        rows, length = at
+        if not self.origin.from_config:
+            return list(dict.fromkeys([at, *self._own_shapes(prepared)]))[:4]
+        half, quarter = max(length // 2, 2), max(length // 4, 2)
+        return list(dict.fromkeys([at, (rows, half), (rows, quarter), (rows + 1, half)]))
 
     # ---- compiled ----
 
     def _compiled(
-        self, prepared: Prepared, program: Program, groups: Sequence[BlockGroup], parts: dict[str, Any]
+        self,
+        prepared: Prepared,
+        program: Program,
+        groups: Sequence[BlockGroup],
+        at: tuple[int, int],
+        parts: dict[str, Any],
     ) -> dict[str, Any]:
         first = {g.fqns[0]: g.label for g in groups}
         wanted = [name for name, _ in program.regions if name in first or name == CROSS_ENTROPY]
         lowered = _Lowered()
         model = prepared.subject.model
+        # code is generated for sizes like these: what another shape left behind would serve this one too
+        dynamo.reset()
         for name, region in program.regions:
             if name in wanted:
                 self._compile(region, prepared, lowered.of(first.get(name, name)))
-        self.progress(f"generating code for {self.target}: {', '.join([*first.values(), 'loss'])}")
-        lowered.step(lambda: program.step(dict(prepared.subject.batches[0])))
+        doing = ", ".join([*first.values(), *(["loss"] if parts["loss"] is not None else [])])
+        self.progress(f"generating code for {self.target}, {at[0]} x {at[1]}: {doing}")
+        lowered.step(lambda: self._step(prepared, program, at))
         program.zero_grad()
         regions = self._regions(model, program, groups)
         # the shape that was lowered alone: another one may be another graph
-        saved = self._saved(model, program, regions, self._shapes()[:1])
-        chunks = self._chunks()
+        saved = self._saved(prepared, program, regions, [at])
+        chunks = self._chunks(at)
 
         def done(part: Part, region: str, times: int = 1) -> Part:
             work = lowered.work(part.name if region in first else region, self.half)
@@ -195,7 +259,7 @@ class _Measure:
                 part,
                 compiled=work.times(times),
                 saved_compiled=tuple(
-                    dataclasses.replace(p, bytes=p.bytes - self._shared.get(part.name, 0))
+                    dataclasses.replace(p, bytes=p.bytes - self._shared.get((part.name, at), 0))
                     for p in saved[region]
                 ),
                 graphs=lowered.graphs(part.name if region in first else region),
@@ -206,23 +270,28 @@ class _Measure:
         loss = None if parts["loss"] is None else done(parts["loss"], CROSS_ENTROPY, chunks)
         return {**parts, "blocks": blocks, "loss": loss}
 
-    def _chunks(self) -> int:
+    def _chunks(self, at: tuple[int, int]) -> int:
         """How many chunks the loss runs on."""
-        return max(1, min(self._loss_chunks, self.length))
+        return max(1, min(self._loss_chunks, at[1]))
 
     def _compile(self, region: nn.Module, prepared: Prepared, on_graph: Callable[[Lowered], None]) -> None:
         kwargs = {k: v for k, v in prepared.compile_kwargs.items() if k in ("dynamic", "fullgraph")}
         backend = lowering.backend(self.target, on_graph=on_graph)
-        region.compile(backend=backend, **{"dynamic": True, "fullgraph": True, **kwargs})
+        default = {"dynamic": True if self.origin.from_config else None, "fullgraph": True}
+        region.compile(backend=backend, **{**default, **kwargs})
 
     def _whole(self, scope: str) -> WholeRegion:
-        """With the fewest layers that hold every kind: each more adds what a block adds."""
-        self.progress(f"generating code for {self.target}: scope {scope}, few layers")
+        """With the fewest layers that hold every kind, where the model is built here: each more adds what a block
+        adds.
+        """
+        few = self.origin.from_config
+        self.progress(f"generating code for {self.target}: scope {scope}{', few layers' if few else ''}")
         dynamo.reset()
         fastforward.reset()
-        prepared = prepare(self.origin, self.options.with_(layers="auto"), None)
+        prepared = prepare(self.origin, self.options.with_(layers="auto") if few else self.options, None)
         model = prepared.subject.model
         lowered = _Lowered()
+        at = self._places[0]
         with fastforward.SkipMode():
             program = apply_recipe(
                 model,
@@ -231,13 +300,16 @@ class _Measure:
                 compile=lambda region, name: self._compile(region, prepared, lowered.of(scope)),
             )
             groups = block_groups(model, program.blocks)
-            lowered.step(lambda: program.step(dict(prepared.subject.batches[0])))
+            lowered.step(lambda: self._step(prepared, program, at))
+            program.zero_grad()
+            saved = self._saved(prepared, program, {scope: dict(program.regions).popitem()[1]}, [at])
         return WholeRegion(
             scope=scope,
             compiled=lowered.work(scope, self.half),
             blocks=tuple((g.label, len(g.fqns)) for g in groups),
             graphs=lowered.graphs(scope),
             compile_seconds=lowered.seconds(scope),
+            saved=saved[scope],
         )
 
     # ---- together ----
@@ -250,13 +322,7 @@ class _Measure:
         return dataclasses.replace(recipe, scope=scope)
 
     def _measured(
-        self,
-        prepared: Prepared,
-        program: Program,
-        groups: Sequence[BlockGroup],
-        parts: dict[str, Any],
-        wholes: Sequence[WholeRegion],
-        refused: Sequence[tuple[str, str]],
+        self, prepared: Prepared, program: Program, at: tuple[int, int], parts: dict[str, Any]
     ) -> Measured:
         model = prepared.subject.model
         blocks = dict(program.blocks)
@@ -265,25 +331,24 @@ class _Measure:
         trained = [p for p in everything if p.requires_grad]
         head = getattr(model, "get_output_embeddings", lambda: None)()
         vocabulary = int(getattr(head, "out_features", 0) or 0)
+        rows, length = at
         return Measured(
             target=self.target,
-            batch_size=self.batch_size,
-            length=self.length,
+            batch_size=rows,
+            length=length,
             ac=self.options.compile.ac,
-            dtype=self.options.subject.dtype or "bfloat16",
+            dtype=_dtype_of(model),
             blocks=tuple(parts["blocks"].values()),
             loss=parts["loss"],
             body=parts["body"],
             rest=parts["rest"],
-            wholes=tuple(wholes),
             parameters=sum(p.numel() for p in everything),
             trained=sum(p.numel() for p in trained),
             parameter_bytes=_parameter_bytes(everything),
             trained_bytes=_parameter_bytes(trained),
             block_bytes=max(of_block.values(), default=0),
             root_bytes=_parameter_bytes(everything) - sum(of_block.values()),
-            logits_elements=self.batch_size * -(-self.length // self._chunks()) * vocabulary,
-            refused=tuple(refused),
+            logits_elements=rows * -(-length // self._chunks(at)) * vocabulary,
             notes=tuple(prepared.assumed),
         )
 
@@ -350,3 +415,12 @@ def _attention_as_on(spec: Device) -> Iterator[None]:
 
 def _parameter_bytes(parameters: Any) -> int:
     return sum(p.numel() * p.element_size() for p in parameters)
+
+
+def _dtype_of(model: nn.Module) -> str:
+    """Name of the dtype that most parameters have."""
+    counts: dict[torch.dtype, int] = {}
+    for parameter in model.parameters():
+        counts[parameter.dtype] = counts.get(parameter.dtype, 0) + parameter.numel()
+    most = max(counts, key=lambda dtype: counts[dtype], default=torch.float32)
+    return str(most).removeprefix("torch.")

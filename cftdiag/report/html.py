@@ -11,7 +11,7 @@ from typing import Any
 from cftdiag import __version__
 from cftdiag.escape import escaped
 from cftdiag.findings import covers
-from cftdiag.report import accepted, advice, forecast, page_parts, wording
+from cftdiag.report import accepted, advice, forecast, page_parts, payoff, wording
 
 
 def render(data: Mapping[str, Any]) -> str:
@@ -61,6 +61,7 @@ def render(data: Mapping[str, Any]) -> str:
         step_columns=forecast.STEP_COLUMNS,
         regimes=forecast.REGIMES,
         regime_map=_regime_map(data),
+        payoff=_payoff(data.get("payoff")),
         undetermined=[str(note) for note in data["undetermined"]],
     )
 
@@ -73,6 +74,16 @@ def _regime_map(data: Mapping[str, Any]) -> str:
     from cftdiag.report.plots import regime_svg
 
     return regime_svg(found)
+
+
+def _payoff(found: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """The tables of what compiling gains and takes, and their sentences."""
+    if not found:
+        return None
+    tables: list[tuple[Sequence[str], list[list[str]]]] = [(payoff.SCOPES, payoff.scope_rows(found))]
+    if shapes := payoff.shape_rows(found):
+        tables.append((payoff.shape_columns(found), shapes))
+    return {"title": payoff.title(found), "tables": tables, "sentences": payoff.sentences(found)}
 
 
 def _compile(compile_: Mapping[str, Any], longest: float) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from cftdiag.escape import escaped
-from cftdiag.report import accepted, advice, forecast, wording
+from cftdiag.report import accepted, advice, forecast, payoff, wording
 
 #: Rows of the table of compiles; the JSON holds all.
 MAX_COMPILES = 16
@@ -22,7 +22,8 @@ def render(data: Mapping[str, Any]) -> str:
         plain_text(facts),
         _list(notes),
     ]
-    parts += [*_change_first(data), *_blocks(data), *_compiles(data), *_forecast(data), *_findings(data)]
+    parts += [*_change_first(data), *_blocks(data), *_compiles(data), *_forecast(data)]
+    parts += [*_payoff(data), *_findings(data)]
     parts += _undetermined(data)
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -75,6 +76,21 @@ def _forecast(data: Mapping[str, Any]) -> list[str]:
     ]
     parts.append(_cut(table(("regime", "visits", "bounds", "warm"), rows), len(found.regimes)))
     return [*parts, _list([*found.suggestions, *found.notes])]
+
+
+def _payoff(data: Mapping[str, Any]) -> list[str]:
+    found = data.get("payoff")
+    if not found:
+        return []
+
+    def plain(rows: Sequence[Sequence[str]]) -> list[list[str]]:
+        return [[plain_text(cell) for cell in row] for row in rows]
+
+    parts = ["## Gain and memory", f"{plain_text(payoff.title(found))}."]
+    parts.append(table(payoff.SCOPES, plain(payoff.scope_rows(found))))
+    if shapes := payoff.shape_rows(found):
+        parts.append(table(payoff.shape_columns(found), plain(shapes)))
+    return [*parts, _list(payoff.sentences(found))]
 
 
 def _cut(table: str, rows: int) -> str:

@@ -17,40 +17,104 @@ def show(console: Console, data: Mapping[str, Any]) -> None:
     if not found:
         return
     print_line(console)
-    ac = "" if found["ac"] == "none" else f", checkpointing {found['ac']}"
-    ranks = "" if found["world_size"] == 1 else f", {found['world_size']} ranks"
-    title = f"Gain on {found['device']}: batch {found['batch_size']} x {found['length']} tokens, {found['dtype']}{ac}{ranks} (estimated)"
-    print_line(console, Text(title, style="bold"))
-    header = ("scope", "kernels", "beside products", "step", "gain", "graphs", "compile", "pays after")
-    rows = [_row(scope) for scope in found["scopes"]]
-    print_table(console, rows, header, right=(1, 2, 3, 4, 5, 6, 7))
+    print_line(console, Text(title(found), style="bold"))
+    rows: list[list[str | Text]] = [list(row) for row in scope_rows(found)]
+    for row, scope in zip(rows, found["scopes"], strict=True):
+        if scope["gain"][0] >= 1.02:
+            row[4] = Text(str(row[4]), style="green")
+    print_table(console, rows, SCOPES, right=range(1, len(SCOPES)))
+    if shapes := shape_rows(found):
+        print_line(console)
+        print_table(console, shapes, shape_columns(found), right=range(1, len(shape_columns(found))))
     for sentence in sentences(found):
         print_prose(console, sentence, indent=2)
 
 
-def _row(scope: Mapping[str, Any]) -> list[str | Text]:
-    steps = [bound["step"] * 1e3 for bound in scope["seconds"].values()]
-    if not scope["graphs"]:
-        return [
-            scope["scope"],
-            _count(scope["kernels"]),
-            _bytes(scope["bytes_beside_products"]),
-            _range(steps, "ms"),
-            "",
-            "",
-            "",
-            "",
-        ]
+#: Rows beyond which nobody looks for more.
+MOST_ROWS = 1 << 14
+#: Columns of :func:`scope_rows`.
+SCOPES = (
+    "scope", "kernels", "beside products", "step", "gain", "graphs", "compile", "pays after", "peak a rank", "largest batch",
+)  # fmt: skip
+
+
+def title(found: Mapping[str, Any]) -> str:
+    """What was counted, on what."""
+    ac = "" if found["ac"] == "none" else f", checkpointing {found['ac']}"
+    ranks = "" if found["world_size"] == 1 else f", {found['world_size']} ranks"
+    return f"Gain on {found['device']}: batch {found['batch_size']} x {found['length']} tokens, {found['dtype']}{ac}{ranks} (estimated)"
+
+
+def scope_rows(found: Mapping[str, Any]) -> list[list[str]]:
+    """A row for each compile scope, columns :data:`SCOPES`."""
+    taken = {one["scope"]: one for one in found.get("memory_by_scope", ())}
+    return [[*_row(scope), *_fits(taken.get(scope["scope"]), found)] for scope in found["scopes"]]
+
+
+def _fits(taken: Mapping[str, Any] | None, found: Mapping[str, Any]) -> list[str]:
+    if taken is None:
+        return ["", ""]
+    most = taken["largest_batch"]
     return [
+        bytes_(taken["peak"]),
+        f"{_most(most)} x {found['length']}" if most else _most(most),
+    ]
+
+
+def _row(scope: Mapping[str, Any]) -> list[str]:
+    steps = [bound["step"] * 1e3 for bound in scope["seconds"].values()]
+    known = [
         scope["scope"],
-        _count(scope["kernels"]),
-        _bytes(scope["bytes_beside_products"]),
+        f"{scope['kernels']:,}",
+        bytes_(scope["bytes_beside_products"]),
         _range(steps, "ms"),
-        Text(gain(scope["gain"]), style="green" if scope["gain"][0] >= 1.02 else ""),
+    ]
+    if not scope["graphs"]:
+        return [*known, "", "", "", ""]
+    return [
+        *known,
+        gain(scope["gain"]),
         str(scope["graphs"]),
         f"{scope['compile_seconds']:.0f} s",
         steps_to_pay(scope["break_even_steps"]),
     ]
+
+
+def shape_columns(found: Mapping[str, Any]) -> list[str]:
+    """Columns of :func:`shape_rows`."""
+    scopes = [one["scope"] for one in found["over_all_shapes"]]
+    often = ["how often"] if len({one["visits"] for one in found["by_shape"]}) > 1 else []
+    return ["batch", *often, *(f"gain {s}" for s in scopes), *(f"largest {s}" for s in ("none", *scopes))]
+
+
+def shape_rows(found: Mapping[str, Any]) -> list[list[str]]:
+    """A row for each shape of several, and one for all together: gain by scope, then the largest batch."""
+    shapes = found.get("by_shape") or []
+    scopes = [one["scope"] for one in found.get("over_all_shapes") or ()]
+    weigh = len({one["visits"] for one in shapes}) > 1
+    rows = []
+    for one in shapes:
+        by = {scope["scope"]: scope for scope in one["scopes"]}
+        rows.append(
+            [
+                f"{one['batch_size']} x {one['length']}",
+                *([f"{one['visits']:.0f}"] if weigh else []),
+                *(gain(by[s]["gain"]) for s in scopes),
+                *(_most(by[s]["largest_batch"]) for s in ("none", *scopes)),
+            ]
+        )
+    if rows:
+        all_ = {one["scope"]: one["gain"] for one in found["over_all_shapes"]}
+        rows.append(
+            ["all", *([""] if weigh else []), *(gain(all_[s]) for s in scopes), *[""] * (len(scopes) + 1)]
+        )
+    return rows
+
+
+def _most(rows: int | None) -> str:
+    if not rows:
+        return "" if rows is None else "none fits"
+    return f"{rows:,}{'+' if rows >= MOST_ROWS else ''}"
 
 
 def gain(low_high: Sequence[float]) -> str:
@@ -89,28 +153,25 @@ def _products(found: Mapping[str, Any]) -> str:
         return f"nothing to gain: {share:.0%} of eager's time is matrix products and attention, which compiling leaves as they are"
     return (
         f"{share:.0%} of eager's time is matrix products and attention, which compiling leaves as they are; what it can "
-        f"save are the {_bytes(none['bytes_beside_products'])} moved beside them"
+        f"save are the {bytes_(none['bytes_beside_products'])} moved beside them"
     )
 
 
 def _memory(taken: Mapping[str, Any], found: Mapping[str, Any]) -> str:
     parts = ", ".join(
-        f"{name} {_bytes(taken[name])}"
+        f"{name} {bytes_(taken[name])}"
         for name in ("parameters", "gradients", "optimizer", "gathered", "saved", "loss")
         if taken[name]
     )
     largest = taken["largest_batch"]
     up_to = "" if largest is None else f", up to {largest} x {found['length']}"
     fits = "fits" if taken["fits"] else "does not fit"
-    return f"peak {_bytes(taken['peak'])} a rank ({parts}): {fits}{up_to}"
+    return f"peak {bytes_(taken['peak'])} a rank ({parts}): {fits}{up_to}"
 
 
-def _bytes(count: float) -> str:
+def bytes_(count: float) -> str:
+    """``12.6 GB``."""
     return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
-
-
-def _count(number: int) -> str:
-    return f"{number:,}"
 
 
 def _range(values: Sequence[float], unit: str) -> str:

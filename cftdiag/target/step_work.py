@@ -46,6 +46,8 @@ class WholeRegion:
     """Kind of block -> how many were lowered in it."""
     graphs: int
     compile_seconds: float
+    saved: tuple[SavedAt, ...] = ()
+    """Of the region with the layers that were lowered."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -200,9 +200,12 @@ def test_a_comment_in_the_checked_file_accepts_a_finding(
 
 
 @pytest.mark.parametrize("target", [[], ["--target", "cpu"]])
-def test_gains_of_all_scopes_need_a_gpu(asked: dict[str, Any], capsys: Any, target: list[str]) -> None:
-    assert run(["check", "--model", "Qwen3-4B", "--compile-scope", "all", *target]) == 2
-    assert "estimates times on a GPU; name it with --target (a100" in capsys.readouterr().err
+@pytest.mark.parametrize("wish", [["--compile-scope", "all"], ["--fit"]])
+def test_gains_of_all_scopes_need_a_gpu(
+    asked: dict[str, Any], capsys: Any, target: list[str], wish: list[str]
+) -> None:
+    assert run(["check", "--model", "Qwen3-4B", *wish, *target]) == 2
+    assert "estimates for a GPU; name it with --target (a100" in capsys.readouterr().err
     assert "options" not in asked, "refused before anything ran"
 
 

@@ -8,11 +8,14 @@ import io
 import pytest
 
 from cftdiag.payoff.estimate import HIDDEN, SEEN, formula, largest_batch, memory, scopes, to_dict
+from cftdiag.payoff.shapes import representatives
+from cftdiag.report import html, markdown
 from cftdiag.report import payoff as section
 from cftdiag.report.console import console_for
 from cftdiag.target.devices import DEVICES
 from cftdiag.target.step_work import Measured, Part, SavedAt, WholeRegion
 from cftdiag.target.work import Launch, Rates, Work, seconds
+from tests.unit import check_samples
 
 H200 = DEVICES["h200"]
 GB = 10**9
@@ -154,29 +157,81 @@ def test_saved_bytes_follow_a_formula() -> None:
 
 def test_memory_is_the_sum_of_what_takes_it() -> None:
     m = measured()
-    eager = memory(m, compiled=False, batch_size=1, length=2048)
+    eager = memory(m, scope="none", batch_size=1, length=2048)
     assert eager is not None
     assert (eager.parameters, eager.gradients, eager.optimizer, eager.gathered) == (2 * GB, 2 * GB, 4 * GB, 0)
     assert eager.saved == 10 * 100_000 * 2048 + 10 * 2048
-    compiled = memory(m, compiled=True, batch_size=1, length=2048)
+    compiled = memory(m, scope="block+loss", batch_size=1, length=2048)
     assert compiled is not None and compiled.saved == 10 * 60_000 * 2048 + 10 * 2048
-    twice = memory(m, compiled=True, batch_size=2, length=2048)
+    twice = memory(m, scope="block+loss", batch_size=2, length=2048)
     assert twice is not None and twice.saved == 2 * compiled.saved and twice.loss == 2 * compiled.loss
-    sharded = memory(m, compiled=True, batch_size=1, length=2048, world_size=4)
+    sharded = memory(m, scope="block+loss", batch_size=1, length=2048, world_size=4)
     assert sharded is not None
     assert (sharded.parameters, sharded.optimizer, sharded.gathered) == (GB // 2, GB, GB // 5 + GB // 2)
 
 
 def test_the_largest_batch_is_the_last_that_fits() -> None:
     m = measured()
-    rows = largest_batch(m, H200, compiled=True)
+    rows = largest_batch(m, H200, scope="block+loss")
     assert rows is not None and rows > 1
-    peaks = [memory(m, compiled=True, batch_size=n, length=2048) for n in (rows, rows + 1)]
+    peaks = [memory(m, scope="block+loss", batch_size=n, length=2048) for n in (rows, rows + 1)]
     room = H200.total_memory * 0.97
     assert peaks[0] is not None and peaks[1] is not None and peaks[0].peak <= room < peaks[1].peak
-    squares = dataclasses.replace(m.blocks[0], saved_eager=saved(100_000, squares=3))
-    # one point of the compiled step tells nothing of a mask that grows with the square of the length
-    assert largest_batch(measured(blocks=(squares,)), H200, compiled=True) is None
+    squares = measured(blocks=(dataclasses.replace(m.blocks[0], saved_eager=saved(100_000, squares=3)),))
+    # one point of the compiled step tells of more rows as long, and nothing of a mask that grows with the square
+    # of the length
+    assert largest_batch(squares, H200, scope="block+loss") == rows
+    assert largest_batch(squares, H200, scope="block+loss", length=1024) is None
+    assert largest_batch(m, H200, scope="block+loss", length=1024) in (2 * rows, 2 * rows + 1)
+
+
+def test_each_scope_has_its_memory() -> None:
+    whole = WholeRegion(
+        scope="model",
+        compiled=FUSED,
+        blocks=(("Block", 2),),
+        graphs=1,
+        compile_seconds=1.0,
+        saved=saved(130_000)[:1],
+    )
+    m = measured(wholes=(whole,))
+
+    def kept(scope: str) -> int:
+        found = memory(m, scope=scope, batch_size=1, length=2048)
+        assert found is not None
+        return found.saved
+
+    body, eager, compiled = 10 * 2048, 100_000 * 2048, 60_000 * 2048
+    assert kept("none") == 10 * eager + body == kept("loss")
+    assert kept("block") == 10 * compiled + body == kept("block+loss")
+    # what was lowered with two layers has eight more, and the body is inside of it
+    assert kept("model") == 130_000 * 2048 + 8 * compiled
+    assert memory(m, scope="model+loss", batch_size=1, length=2048) is None, "it was not counted"
+    sharded = memory(m, scope="model", batch_size=1, length=2048, world_size=4)
+    assert sharded is not None and sharded.gathered == 2 * GB, "no hook of FSDP2 between the blocks"
+    by_scope = {row["scope"]: row for row in to_dict(m, H200)["memory_by_scope"]}
+    assert list(by_scope) == ["none", "block", "loss", "block+loss", "model"]
+    assert by_scope["block"]["largest_batch"] > by_scope["none"]["largest_batch"]
+
+
+def test_several_shapes_weigh_as_often_as_they_are_trained() -> None:
+    long = measured()
+    slow = dataclasses.replace(long.blocks[0], compiled=EAGER)
+    short = measured(batch_size=2, length=512, blocks=(slow,), wholes=())
+    often = {(1, 2048): 1, (2, 512): 3}
+    data = to_dict(long, H200, others=[short], visits=often)
+    assert [(one["batch_size"], one["length"], one["visits"]) for one in data["by_shape"]] == [
+        (2, 512, 3),
+        (1, 2048, 1),
+    ]
+    gains = {row["scope"]: row["gain"] for row in data["over_all_shapes"]}
+    assert set(gains) == {"block", "loss", "block+loss"}
+    a, b = ({row.scope: row for row in scopes(m, H200)} for m in (long, short))
+    expected = (a["none"].seconds[HIDDEN].total + 3 * b["none"].seconds[HIDDEN].total) / (
+        a["block"].seconds[HIDDEN].total + 3 * b["block"].seconds[HIDDEN].total
+    )
+    assert any(abs(expected - gain) < 1e-9 for gain in gains["block"])
+    assert to_dict(long, H200)["by_shape"] == []
 
 
 def test_the_section_is_one_table_and_its_assumptions() -> None:
@@ -185,6 +240,33 @@ def test_the_section_is_one_table_and_its_assumptions() -> None:
     text = out.getvalue()
     assert "Gain on NVIDIA H200: batch 1 x 2048 tokens, bfloat16, 8 ranks (estimated)" in text
     assert "block+loss" in text and "lowest gain: products at 65%" in text and "memory compiled: peak" in text
+    assert "peak a rank" in text and "largest batch" in text and " x 2048" in text
     empty = io.StringIO()
     section.show(console_for(empty, 200), {"payoff": None})
     assert empty.getvalue() == ""
+
+
+def test_every_form_has_the_section() -> None:
+    short = measured(batch_size=2, length=512, wholes=())
+    data = to_dict(measured(), H200, others=[short], visits={(1, 2048): 1, (2, 512): 3})
+    out = io.StringIO()
+    section.show(console_for(out, 200), {"payoff": data})
+    check = check_samples.viable() | {"payoff": data}
+    page, text = html.render(check), markdown.render(check)
+    for cell in ("2 x 512", "how often", "block+loss", "gain block", section.scope_rows(data)[1][4]):
+        assert cell in out.getvalue() and cell in page and cell in text, cell
+    assert '<h2 id="payoff">' in page and "## Gain and memory" in text
+    without = check_samples.viable()
+    assert "Gain and memory" not in html.render(without) + markdown.render(without)
+
+
+def test_few_shapes_stand_for_all_and_have_their_tokens() -> None:
+    few = [(1, 512, 3), (1, 640, 1), (1, 512, 2)]
+    assert representatives(few) == [(1, 512, 5), (1, 640, 1)]
+    many = [(1, length, 1) for length in range(100, 1100, 50)]
+    found = representatives(many)
+    assert len(found) == 4 and found[-1][:2] == (1, 1050), "memory is that of the largest"
+    tokens = sum(rows * length * often for rows, length, often in many)
+    assert sum(rows * length * often for rows, length, often in found) == pytest.approx(tokens)
+    # a group ends with the first shape that fills its share
+    assert all(abs(r * n * o - tokens / 4) <= 1050 for r, n, o in found)

@@ -28,11 +28,14 @@ def describe(value: Any) -> Argument | None:
 
 
 def short_repr(value: Any) -> str:
-    """A ``repr`` of at most 200 characters: a tensor's metadata instead of its data."""
+    """A ``repr`` of at most 200 characters on one line: a tensor's metadata instead of its data, and of what takes
+    several lines (a module with children) the class.
+    """
     if hasattr(value, "dtype") and hasattr(value, "shape"):
         return f"{type(value).__name__}(shape={[_size(n) for n in value.shape]}, dtype={value.dtype})"
     try:
-        return repr(value)[:200]
+        text = repr(value)
+        return f"{type(value).__module__}.{type(value).__qualname__}" if "\n" in text else text[:200]
     except Exception:  # noqa: BLE001 - a user's __repr__ may raise anything
         return f"<{type(value).__name__}>"
 

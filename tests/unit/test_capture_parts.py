@@ -11,6 +11,7 @@ from cftdiag.capture.assemble import Assembler
 from cftdiag.capture.batch_shapes import batch_shape
 from cftdiag.capture.blocks import Blocks
 from cftdiag.capture.cached_guards import tensor_differences
+from cftdiag.capture.describe import short_repr
 from cftdiag.capture.recompile_reasons import Miss
 from cftdiag.capture.record import Record
 from cftdiag.details import Argument
@@ -174,3 +175,13 @@ def test_a_member_is_named_without_the_dictionary_that_holds_it() -> None:
     source = "L['self'].__dict__['base_model']._modules['model'].__dict__['layers']._modules['0']"
     assert live._relative(source) == "wrapped.base_model.model.layers.0"
     assert live._relative("L['other'].__dict__['base_model']") is None
+
+
+def test_a_value_is_shown_on_one_line() -> None:
+    class Tree:
+        def __repr__(self) -> str:
+            return "Tree(\n  (leaf): Leaf()\n)"
+
+    assert short_repr(Tree()) == f"{__name__}.{Tree.__qualname__}"
+    assert short_repr("a\nb") == r"'a\nb'"
+    assert len(short_repr("x" * 999)) == 200

@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
-EXTRAS ?= dev,target,train,notebooks
+EXTRAS ?= dev,target,train,quantize,notebooks
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # One thread: forked passes must not meet a thread pool, and two cores are enough.

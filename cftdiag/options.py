@@ -26,7 +26,7 @@ DEPTHS = ("trace", "joint")
 FAST_FORWARD = ("auto", "always", "never")
 FAIL_ON = ("error", "warning", "never")
 ROUTING = ("balanced", "idle_and_single", "all_to_first")
-METHODS = ("full", "osft", "lora")
+METHODS = ("full", "osft", "lora", "qlora", "qat")
 
 DEFAULT_LENGTHS = (512, 640, 777, 1024)
 DEFAULT_TIMEOUT_S = 600.0
@@ -55,7 +55,7 @@ class SubjectOptions:
     flash_varlen: bool = False
     pad_to_multiple_of: int | None = None
     method: str = "full"
-    """Fine-tuning method of the trainer: ``full``, ``osft`` or ``lora``."""
+    """Fine-tuning method of the trainer, one of ``METHODS``."""
     transform: str | None = None
     """``module:function``, called as ``function(model, method)`` on a model built from a config: how the
     command line brings the trainer's method without the check knowing the trainer.

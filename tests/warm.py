@@ -31,6 +31,7 @@ from typing import Any
 
 from cftdiag.passes.launch import ForkServer, die_with_parent, fork_child, serve_requests
 from cftdiag.passes.messages import Send, Task, decode, encode
+from cftdiag.quiet import quiet_imports
 
 ROOT = Path(__file__).resolve().parent.parent
 PASS = "cftdiag.passes.run_pass:run_task"
@@ -253,6 +254,7 @@ def warm_up() -> None:
     import tqdm
 
     tqdm.tqdm.monitor_interval = 0  # its thread would make forking unsafe
+    quiet_imports()
     for name in PRELOADED:
         importlib.import_module(name)
     import torch

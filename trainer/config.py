@@ -17,7 +17,9 @@ EXIT_INTERRUPTED = 130
 
 SHORT_FORMS = ("osft", "lora")
 """Methods with a flag of their own: ``--lora`` is ``--method lora``."""
-METHOD_OPTIONS: dict[str, tuple[str, ...]] = {"full": (), "osft": ("osft",), "lora": ("lora",)}
+METHOD_OPTIONS: dict[str, tuple[str, ...]] = {
+    "full": (), "osft": ("osft",), "lora": ("lora",), "qlora": ("lora", "qlora"), "qat": ("qat",),
+}  # fmt: skip
 """What the names of the options begin with that a method reads."""
 OBJECTIVES = ("sft", "pretrain")
 """What may be learnt; see :mod:`trainer.objectives`."""
@@ -153,6 +155,14 @@ class TrainConfig:
     lora_target_patterns: tuple[str, ...] = _option(
         (), "as osft-target-patterns; the weights of experts get no adapters"
     )
+    qlora_block_size: int = _option(64, "weights of 4 bits that share a scale, in qlora")
+    qat_scheme: str = _option(
+        "int8-int4",
+        "what qat trains for: inputs of 8 bits (by token, when they come) and weights of 4, or weights of 4 bits alone",
+        ("int8-int4", "int4"),
+    )
+    qat_group_size: int = _option(32, "inputs of a weight of 4 bits that share a scale, in qat")
+    qat_target_patterns: tuple[str, ...] = _option((), "as osft-target-patterns, of qat")
     # compile
     compile_model: bool = _option(False, "compile every block: the same as compile-scope block")
     compile_scope: str | None = _option(None, "what is compiled", SCOPES)
@@ -262,6 +272,10 @@ class TrainConfig:
                 raise ValueError(
                     "osft-task decides the ratio that osft-unfreeze-rank-ratio names; give one of them"
                 )
+        if self.method == "qat" and "float64" in (self.train_dtype, self.dtype):
+            raise ValueError(
+                "qat rounds float32 and bfloat16 only; give another train-dtype or dtype than float64"
+            )
         if self.osft_redecompose is not None and not self.osft:
             raise ValueError(
                 "osft-redecompose starts an OSFT run; give osft too, or export the checkpoint and start from the result"
@@ -301,6 +315,8 @@ class TrainConfig:
             "loss_chunks",
             "replicas",
             "lora_rank",
+            "qlora_block_size",
+            "qat_group_size",
             "osft_transient_mb",
             "keep_checkpoints",
         ):

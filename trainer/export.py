@@ -21,7 +21,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from torch.distributed.tensor import DTensor
 
 from cftdiag.cli.invoke import Interrupted, invoke
 from cftdiag.cli.options import debug_option
@@ -32,40 +31,56 @@ from trainer.faults import writing
 from trainer.methods import method_of
 from trainer.methods.method import Method, Trained
 from trainer.model import Source, build_meta, dtype_of
-from trainer.weights import plain_name
+from trainer.weights import plain_name, whole
 
+MODEL, FORMS = "model", ("model", "adapter", "quantized")
+"""The plain model, and what some methods have beside it."""
 SHARD = "5GB"
 """Largest file of an exported model."""
 
 
-def export(model: nn.Module, method: Method, source: Source, directory: Path, *, dtype: torch.dtype) -> None:
+def export(
+    model: nn.Module, method: Method, source: Source, directory: Path, *, dtype: torch.dtype
+) -> list[Path]:
     """Write safetensors, config and tokenizer that ``AutoModelForCausalLM.from_pretrained`` reads, over what
-    was there. Collective.
+    was there, and beside it the method's second export. Returns the directories. Collective.
 
     Tensors are those that the method makes of the trained ones, then cast to ``dtype``. Rank 0 writes.
     """
     values = {plain_name(name): value for name, value in model.state_dict().items()}
     plain = build_meta(dataclasses.replace(source, config=_published(source.config)), dtype=dtype)
-    trained = Trained(keys=values.keys(), read=lambda keys: {key: _full(values[key]) for key in keys})
+    trained = Trained(keys=values.keys(), read=lambda keys: {key: whole(values[key]) for key in keys})
     tensors = plain_tensors(plain, trained, method)
+    written = [directory]
     if dist.get_rank() == 0:
-        with tempfile.TemporaryDirectory() as assets:
+        with tempfile.TemporaryDirectory() as assets, _anew(directory, over=True) as new:
             write_assets(source, None, Path(assets))
-            _write(plain, tensors, Path(assets) / HF, directory, max_shard_size=SHARD, over=True)
+            _fill(new, plain, tensors, Path(assets) / HF, max_shard_size=SHARD)
     else:
         for _ in tensors:
             pass
+    if (second := method.beside(trained)) is not None:
+        written.append(directory.with_name(second.name))
+        if dist.get_rank() == 0:
+            with _anew(written[-1], over=True) as new:
+                second.write(directory, new)
     dist.barrier()
+    return written
 
 
 def export_checkpoint(
-    path: Path, directory: Path, *, dtype: str | None = None, max_shard_size: str = SHARD
+    path: Path,
+    directory: Path,
+    *,
+    dtype: str | None = None,
+    max_shard_size: str = SHARD,
+    form: str = MODEL,
 ) -> None:
     """The same from a checkpoint, in this process alone. ``dtype`` is by default the one that the run was to
-    export.
+    export; ``form`` is the plain model or the name of a method's second export.
 
     Raises ``ValueError`` for a path that is no whole checkpoint, a ``directory`` that is not empty, and a
-    size that is none.
+    size or form that is none.
     """
     from huggingface_hub.serialization import split_torch_state_dict_into_shards
     from transformers import AutoConfig
@@ -100,14 +115,20 @@ def export_checkpoint(
 
     plain = build_meta(source, dtype=target)
     method = method_of(TrainConfig.from_mapping(state.config))
-    _write(
-        plain,
-        plain_tensors(plain, Trained(keys=keys, read=load), method),
-        path / HF,
-        directory,
-        max_shard_size=max_shard_size,
-        over=False,
-    )
+    trained = Trained(keys=keys, read=load)
+    tensors = plain_tensors(plain, trained, method)
+    if form == MODEL:
+        with _anew(directory, over=False) as new:
+            _fill(new, plain, tensors, path / HF, max_shard_size=max_shard_size)
+        return
+    second = method.beside(trained)
+    if second is None or second.name != form:
+        raise ValueError(
+            f"{path} was trained with method {method.config.method_name}, which has no export as {form}; leave out --as"
+        )
+    with _anew(directory, over=False) as new, tempfile.TemporaryDirectory(dir=directory.parent) as dense:
+        _fill(Path(dense), plain, tensors, path / HF, max_shard_size=max_shard_size)
+        second.write(Path(dense), new)
 
 
 def plain_tensors(plain: nn.Module, trained: Trained, method: Method) -> Iterator[tuple[str, Tensor]]:
@@ -137,23 +158,17 @@ def write_assets(source: Source, plan: str | None, directory: Path) -> None:
         shutil.copyfile(plan, directory / PLAN)
 
 
-def _write(
-    plain: nn.Module,
-    tensors: Iterator[tuple[str, Tensor]],
-    assets: Path,
-    directory: Path,
-    *,
-    max_shard_size: str,
-    over: bool,
-) -> None:
-    """Beside and renamed, with ``over`` in place of what was there. In memory are one tensor of ``tensors``
-    and then one file of the result.
+@contextlib.contextmanager
+def _anew(directory: Path, *, over: bool) -> Iterator[Path]:
+    """Where to write ``directory``: beside it, and renamed at the end, with ``over`` in place of what was
+    there.
     """
     beside = directory.with_name(directory.name + PARTIAL)
     shutil.rmtree(beside, ignore_errors=True)
     try:
         with writing(beside):
-            _fill(beside, plain, tensors, assets, max_shard_size=max_shard_size)
+            beside.mkdir(parents=True)
+            yield beside
     except BaseException:
         shutil.rmtree(beside, ignore_errors=True)
         raise
@@ -219,10 +234,6 @@ def _published(config: Any) -> Any:
     return published
 
 
-def _full(value: Tensor) -> Tensor:
-    return (value.full_tensor() if isinstance(value, DTensor) else value).detach()
-
-
 def _tied_names(model: nn.Module) -> set[str]:
     everything = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     return everything - {name for name, _ in model.named_parameters()}
@@ -244,14 +255,24 @@ def _tied_names(model: nn.Module) -> set[str]:
     metavar="SIZE",
     help="Largest file, such as 500MB.",
 )
+@click.option(
+    "--as",
+    "form",
+    type=click.Choice(FORMS),
+    default=MODEL,
+    show_default=True,
+    help="A plain model; of lora and qlora the adapter for peft; of qat the quantized model.",
+)
 @debug_option
-def export_command(checkpoint: Path, directory: Path, dtype: str | None, max_shard_size: str) -> int:
+def export_command(
+    checkpoint: Path, directory: Path, dtype: str | None, max_shard_size: str, form: str
+) -> int:
     """Write CKPT, a checkpoint of the trainer (OUT/checkpoints/step-NNNNNNNN, or best or last beside it), as a
     plain Hugging Face model into OUT, which must not exist or be empty.
     """
     short = TRAIN_DTYPE_ALIASES.get(dtype, dtype) if dtype is not None else None
     try:
-        export_checkpoint(checkpoint, directory, dtype=short, max_shard_size=max_shard_size)
+        export_checkpoint(checkpoint, directory, dtype=short, max_shard_size=max_shard_size, form=form)
     except KeyboardInterrupt as error:
         raise _Stopped from error
     click.echo(directory)

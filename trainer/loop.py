@@ -472,10 +472,14 @@ class _Trainer:
         self.saver.wait()
         if self.config.export and not self.stopped:
             dtype = dtype_of(self.config.save_dtype) if self.config.save_dtype else self.program.source.dtype
-            export(
-                self.program.model, method_of(self.config), self.program.source, self.out / "hf", dtype=dtype
+            made = export(
+                self.program.model,
+                method_of(self.config),
+                self.program.source,
+                self.out / "hf",
+                dtype=dtype,
             )
-            self.metrics.say(f"exported {self.out / 'hf'}")
+            self.metrics.say(f"exported {', '.join(map(str, made))}")
         on_rank_zero(self.saver.require)
         return RunResult(
             steps=self.step, tokens=self.tokens, loss=self.loss, output_dir=self.out, stopped=self.stopped

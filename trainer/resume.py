@@ -36,6 +36,7 @@ _FIXED = (
     "method",
     "lora_rank",
     "lora_alpha",
+    "qlora_block_size",
     "train_dtype",
     "batch_size",
     "seed",
@@ -45,7 +46,7 @@ _FIXED = (
 _DECIDED = (
     *("osft_unfreeze_rank_ratio", "osft_task", "osft_task_ratios", "osft_beside", "osft_ranks"),
     *("osft_rank_pattern", "osft_target_patterns"),
-    "lora_target_patterns",
+    *("lora_target_patterns", "qat_scheme", "qat_group_size", "qat_target_patterns"),
 )
 """What was decided when the first run began and can have no effect any more."""
 _FREE = frozenset(

@@ -110,6 +110,11 @@ def _send(weight: Tensor | None, target: Target, owner: int, filler: Filler) -> 
     return value
 
 
+def whole(tensor: Tensor) -> Tensor:
+    """A tensor of all ranks, without a gradient history. Collective where it is sharded."""
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach()
+
+
 def plain_name(name: str) -> str:
     """A parameter's name without what the checkpoint wrapper adds."""
     return strip(name)

@@ -12,6 +12,7 @@ import click
 from cftdiag.cli.options import State
 from cftdiag.errors import EnvironmentUnfit, InputError
 from cftdiag.escape import escaped
+from cftdiag.quiet import quiet_imports
 from cftdiag.report.stream import reader_gone
 
 
@@ -44,6 +45,7 @@ def invoke(
     the line and the code of ``interrupted``, wherever it comes.
     Without ``bugs_in_a_line`` a bug is raised: what cannot simply be run again must not hide its traceback.
     """
+    quiet_imports()
     state = State(arguments=tuple(sys.argv[1:] if args is None else args))
     wrong: tuple[type[Exception], ...] = (InputError, *mistakes)
 

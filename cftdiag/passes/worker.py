@@ -14,8 +14,10 @@ import sys
 
 def main() -> None:
     from cftdiag.passes.launch import die_with_parent, serve
+    from cftdiag.quiet import quiet_imports
 
     die_with_parent()
+    quiet_imports()
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     control, entry, *modules = sys.argv[1:]
     for name in modules:

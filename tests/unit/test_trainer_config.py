@@ -26,6 +26,8 @@ def test_flags_win_over_the_file(tmp_path: Path) -> None:
     [
         ({"osft": True, "lora": True}, "osft and lora are two methods; give one of them"),
         ({"method": "full", "lora": True}, "full and lora are two methods; give one of them"),
+        ({"method": "qlora", "lora": True}, "qlora and lora are two methods; give one of them"),
+        ({"method": "qat", "dtype": "float64"}, "qat rounds float32 and bfloat16 only"),
         ({"method": "dora"}, "method must be one of full, osft, lora"),
         ({"compile_model": True, "compile_scope": "loss"}, "give one of them"),
         ({"demo": True, "data_path": "x"}, "demo brings its own"),

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from trainer.config import TrainConfig
-from trainer.methods.lora import LoRALinear
+from trainer.methods.lora import adapted_layers
 from trainer.osft.frozen import local
-from trainer.weights import plain_modules
 
 FORMS = "full, replay, osft SHARE, osft progressive, lora RANK, olora RANK"
 """``osft`` takes ``beside=all|blocks|none``, all take ``lr=RATE``."""
@@ -85,7 +84,7 @@ class Orthogonal:
     @torch.no_grad()
     def hold(self, model: nn.Module) -> None:
         """Project the adapters of a model; after each step, and before the first."""
-        for name, layer in _adapted(model).items():
+        for name, layer in adapted_layers(model).items():
             if (rows := self._rows.get(name)) is not None:
                 a = local(layer.A)
                 a -= (a @ rows.T) @ rows
@@ -93,12 +92,8 @@ class Orthogonal:
     @torch.no_grad()
     def add(self, model: nn.Module) -> None:
         """Note what a task's adapters read, at its end."""
-        for name, layer in _adapted(model).items():
+        for name, layer in adapted_layers(model).items():
             rows = local(layer.A)
             if name in self._rows:
                 rows = torch.cat([self._rows[name], rows])
             self._rows[name] = torch.linalg.svd(rows, full_matrices=False).Vh[: len(rows)]
-
-
-def _adapted(model: nn.Module) -> dict[str, LoRALinear]:
-    return {name: m for name, m in plain_modules(model).items() if isinstance(m, LoRALinear)}

@@ -16,6 +16,8 @@ _CLASSES = {
     "full": "trainer.methods.full:Full",
     "osft": "trainer.methods.osft:OSFT",
     "lora": "trainer.methods.lora:LoRA",
+    "qlora": "trainer.methods.qlora:QLoRA",
+    "qat": "trainer.methods.qat:QAT",
 }
 
 

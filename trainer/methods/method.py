@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Collection, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -40,6 +41,16 @@ class Trained:
         return {names[name]: value for name, value in self.read(list(names)).items()}
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Beside:
+    """A second export."""
+
+    name: str
+    """Of its directory in the run's, and of the flag of ``python -m trainer.export``."""
+    write: Callable[[Path, Path], None]
+    """Writes it into the second directory, which is empty; the first is the exported plain model's."""
+
+
 class Method:
     """One way to train a model, with the options of a run."""
 
@@ -62,6 +73,10 @@ class Method:
     def dense(self, name: str, plain: nn.Module, trained: Trained) -> Tensor:
         """The whole value of the ``plain`` model's tensor ``name`` that the trained ones stand for."""
         return trained.read([name])[name]
+
+    def beside(self, trained: Trained) -> Beside | None:
+        """What is exported beside the plain model, if anything. Reads what it needs, which is collective."""
+        return None
 
     def lines(self, model: nn.Module, blocks: Iterable[str], targets: tuple[Target, ...]) -> list[str]:
         """What to say of the changed model before training."""

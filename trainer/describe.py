@@ -8,6 +8,7 @@ from trainer.idle import idle_modules
 from trainer.methods import method_of
 from trainer.model import model_class
 from trainer.program import Program
+from trainer.weights import elements
 
 
 def describe(
@@ -15,7 +16,7 @@ def describe(
 ) -> list[str]:
     """What is trained, how it is wrapped, what is compiled."""
     trained = sum(p.numel() for p in program.model.parameters() if p.requires_grad)
-    total = sum(p.numel() for p in program.model.parameters())
+    total = elements(program.model)
     lengths = [n for step in data.lengths for micro in step for n in micro]
     lines = [
         f"{model_class(program.source.config).__name__}: {len(program.blocks)} blocks, {total:,} parameters, {trained:,} trained ({config.method})",

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from trainer.weights import elements
+
 #: Dense bfloat16 peak in FLOP/s by a part of the device's name, from the vendors' data sheets (without
 #: sparsity).
 _PEAK = {"A100": 312e12, "H100": 989e12, "H200": 989e12, "B200": 2250e12}
@@ -139,8 +141,8 @@ def flops_per_token(model: nn.Module) -> int:
     """
     embedding = model.get_input_embeddings().weight
     looked_up = None if model.get_output_embeddings().weight is embedding else embedding
-    counted = [p for p in model.parameters() if p is not looked_up]
-    return 4 * sum(p.numel() for p in counted) + 2 * sum(p.numel() for p in counted if p.requires_grad)
+    trained = sum(p.numel() for p in model.parameters() if p is not looked_up and p.requires_grad)
+    return 4 * elements(model, without=looked_up) + 2 * trained
 
 
 def peak_flops(device: torch.device) -> float | None:

@@ -110,6 +110,18 @@ def _send(weight: Tensor | None, target: Target, owner: int, filler: Filler) -> 
     return value
 
 
+def elements(model: nn.Module, *, without: nn.Parameter | None = None) -> int:
+    """Elements of the weights that the parameters stand for. A module whose parameters are packed says in
+    ``stands_for``, by their names, how many each is unpacked.
+    """
+    found: dict[nn.Parameter, int] = {}
+    for module in model.modules():
+        unpacked: Mapping[str, int] = getattr(module, "stands_for", {})
+        for name, parameter in module.named_parameters(recurse=False):
+            found[parameter] = unpacked.get(name, parameter.numel())
+    return sum(count for parameter, count in found.items() if parameter is not without)
+
+
 def whole(tensor: Tensor) -> Tensor:
     """A tensor of all ranks, without a gradient history. Collective where it is sharded."""
     return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach()

@@ -560,6 +560,15 @@ def test_the_next_compile_tells_which_dimensions_were_equal_by_chance(apart: str
     assert recompile_causes([made, event, again], context) == {event.compile_id: cause}
 
 
+def test_another_shape_of_a_parameter_is_no_length_of_the_batch() -> None:
+    text = "tensor 's._modules['proj']._parameters['A']' size mismatch at index 0. expected 4, actual 8"
+    event = missed(text, source="L['s']._modules['proj']._parameters['A']", arguments={"x": tensor(2, 8, 8)})
+    context = Context(blocks=BLOCKS, lengths=[4, 8], batch_sizes=[2, 2], compile_kwargs={"dynamic": True})
+    found = the(diagnose([compiled(x=tensor(2, 4, 8)), event], context))
+    assert found.cause == "size_specialized"
+    assert "parameter `s.proj.A` was 4 when the code was compiled and is 8 now" in found.explanation
+
+
 def test_a_length_that_the_code_excludes_is_named() -> None:
     event = missed("12 != x.size()[1]", actual="12", arguments={"x": tensor(3, 12, 8)})
     found = the(diagnose([compiled(x=tensor(3, 10, 8)), event], Context(blocks=BLOCKS, lengths=[10, 12])))

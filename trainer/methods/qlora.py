@@ -93,6 +93,7 @@ class QLoRALinear(LoRALinear):
             raise ValueError(
                 f"{weight.shape[0]} x {weight.shape[1]} weights are no whole blocks of qlora-block-size {self.block}; give less"
             )
+        self.stands_for = {"packed": weight.numel(), "scalers": 0, "factors": 0, "mean": 0}
         blocks = weight.numel() // self.block
         sizes = {
             "packed": (weight.numel() // 2, torch.uint8),

@@ -205,7 +205,7 @@ def classify(miss: Miss) -> str | None:
     if not miss.in_time() and (miss.on_module() or (guard.kind == "size" and miss.modules_differ())):
         return "per_layer_attr"
     if guard.kind == "size":
-        return _fixed(miss)
+        return "size_specialized" if _of_parameter(miss) else _fixed(miss)
     if guard.form == "equal":
         return "duck_shape"
     actual = actual_size(miss)
@@ -220,6 +220,11 @@ def classify(miss: Miss) -> str | None:
 def _compared(guard: Condition) -> bool:
     """True for a size that has to be on one side of a number: code that compares it with one."""
     return guard.form in ("bound", "range") and (guard.low is not None or guard.high is not None)
+
+
+def _of_parameter(miss: Miss) -> bool:
+    """True for a parameter of the block: torch makes its sizes constants, whatever ``dynamic`` says."""
+    return miss.on_module() and "._parameters[" in miss.guard.path
 
 
 def _fixed(miss: Miss) -> str:
@@ -287,6 +292,12 @@ def _told_apart(miss: Miss, symbol: Symbol) -> bool:
 def fixed(miss: Miss) -> str | None:
     """The sentence of ``size_specialized``."""
     guard, name = miss.guard, guards.pretty(miss.guard.source)
+    if _of_parameter(miss):
+        return (
+            f"Dimension {guard.index} of the parameter `{name}` was {guard.expected} when the code was compiled and is "
+            f"{actual_size(miss)} now (an adapter of another rank, say). Sizes of parameters are constants of a graph, "
+            "whatever `dynamic` says: each shape is one graph more."
+        )
     if guard.form == "exclusion":
         return (
             f"The code compares dimension {guard.index} of `{name}` with {guard.expected}, so the graph for all other "

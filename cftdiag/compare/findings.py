@@ -18,7 +18,11 @@ def compare_findings(before: Sequence[Finding], after: Sequence[Finding]) -> lis
     place, then by kind and place: the same trouble under another guard or name.
     """
     pairs, old, new = _matched(before, after)
-    changes = [change for a, b in pairs for change in _changed(a, b)]
+    changes = []
+    for a, b in pairs:
+        # What had another cause before is not more: 1 of A and 1 of B are as many as 2 of A.
+        more = _met(after, b) > _met(before, b)
+        changes += _changed(a, b, more=more)
     changes += [
         Change(
             section="findings",
@@ -67,7 +71,18 @@ def _matched(
     return pairs, left, right
 
 
-def _changed(a: Finding, b: Finding) -> list[Change]:
+def _met(findings: Sequence[Finding], like: Finding) -> int:
+    """How often something of the kind of ``like`` was met in its blocks, whatever the cause."""
+    blocks = set(_blocks(like))
+    return sum(
+        int(f.get("count") or 1)
+        for f in findings
+        if f.get("kind") == like.get("kind") and (not blocks or blocks & set(_blocks(f)))
+    )
+
+
+def _changed(a: Finding, b: Finding, *, more: bool) -> list[Change]:
+    """``more``: there are more of their kind than there were."""
     changes = []
 
     def note(field: str, old: Any, new: Any, effect: Effect = "other", severity: str = "info") -> None:
@@ -91,7 +106,8 @@ def _changed(a: Finding, b: Finding) -> list[Change]:
         note("severity", _severity(a), _severity(b), "worse" if worse else "better", _severity(b))
     old, new = (int(f.get("count") or 1) for f in (a, b))
     if old != new:
-        note("count", old, new, "worse" if new > old else "better", _severity(b))
+        effect: Effect = "better" if new < old else "worse" if more else "other"
+        note("count", old, new, effect, _severity(b))
     for field in ("lengths", "steps"):
         if list(a.get(field) or ()) != list(b.get(field) or ()):
             note(field, list(a.get(field) or ()), list(b.get(field) or ()))

@@ -56,6 +56,16 @@ def test_two_equal_checks_differ_in_nothing(file: Path) -> None:
     assert found.changes == () and found.exit_code("warning") == (3 if check["verdict"] == "error" else 0)
 
 
+def test_a_recompile_that_changes_its_cause_is_not_one_more() -> None:
+    before = recompiles()
+    first = before["findings"][0] | {"kind": "recompile", "cause": "seq_len", "count": 1, "guard": "a"}
+    other = first | {"cause": "shape_divisibility", "guard": "b", "where": {"file": "b.py", "line": 1}}
+    before["findings"] = [first, other]
+    after = before | {"findings": [first | {"count": 2}]}
+    assert worse(before, after) == set()
+    assert worse(before, before | {"findings": [first | {"count": 3}]}) == {("findings", "count")}
+
+
 def test_equal_documents_of_every_kind_are_the_same(tmp_path: Path) -> None:
     first, second = (_run(tmp_path / name, recompiled=True) for name in ("a", "b"))
     for a, b in ((forecasted(), forecasted()), (first, second), (_kernels(), _kernels()), (_plan(), _plan())):

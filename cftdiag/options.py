@@ -26,6 +26,7 @@ DEPTHS = ("trace", "joint")
 FAST_FORWARD = ("auto", "always", "never")
 FAIL_ON = ("error", "warning", "never")
 ROUTING = ("balanced", "idle_and_single", "all_to_first")
+OBJECTIVES = ("sft", "pretrain", "dpo")
 METHODS = ("full", "osft", "lora", "qlora", "qat")
 
 DEFAULT_LENGTHS = (512, 640, 777, 1024)
@@ -60,6 +61,12 @@ class SubjectOptions:
     """``module:function``, called as ``function(model, method)`` on a model built from a config: how the
     command line brings the trainer's method without the check knowing the trainer.
     """
+    objective: str = "sft"
+    """What the trainer learns, one of :data:`OBJECTIVES`."""
+    objective_from: str | None = None
+    """``module:function``, called as ``function(objective)``: the object with the ``loss`` of a row and ``extend``,
+    which gives a batch what that loss takes. None: summed cross entropy.
+    """
     trust_remote_code: bool = False
 
     def __post_init__(self) -> None:
@@ -74,6 +81,7 @@ class SubjectOptions:
         _one_of("attn", self.attn, ATTENTIONS)
         _one_of("dtype", self.dtype, DTYPES)
         _one_of("method", self.method, METHODS)
+        _one_of("objective", self.objective, OBJECTIVES)
         if self.lengths is not None and not self.lengths:
             raise InputError("no lengths given; give at least one, for example --lengths 512,640")
         _positive("batch_size", self.batch_size)

@@ -24,6 +24,7 @@ FINGERPRINT = (
     "attn",
     "dtype",
     "method",
+    "objective",
     "ac",
     "scope",
     "world_size",
@@ -31,6 +32,8 @@ FINGERPRINT = (
     "target",
     "depth",
 )
+#: What a plan meant that was written before there was a choice.
+_SINCE = {"objective": "sft"}
 #: Keys of a model's config that name it or tell where it came from, and change no graph.
 _NAMES = frozenset(
     {
@@ -93,6 +96,9 @@ class Plan:
     regimes: tuple[Regime, ...] = ()
     forecast: tuple[Mapping[str, Any], ...] = ()
     """{step, regime, cause} of each compile of the run after warming; empty when warming leaves none."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "fingerprint", {**_SINCE, **self.fingerprint})
 
     @property
     def warm(self) -> tuple[tuple[int, int, str], ...]:
@@ -232,7 +238,7 @@ def _parse(data: Any, path: str) -> Plan:
             f"{path}: is no {SCHEMA} object (schema {found!r}); write a plan with `cftdiag check --plan`"
         )
     try:
-        fingerprint = _mapping(data["fingerprint"], "fingerprint")
+        fingerprint = {**_SINCE, **_mapping(data["fingerprint"], "fingerprint")}
         for key in FINGERPRINT:
             if key not in fingerprint:
                 raise ValueError(f"fingerprint.{key} is missing")

@@ -38,12 +38,12 @@ def collate(row: Row, samples: Samples, *, pad_id: int, varlen: bool) -> Batch:
     labels: list[int] = []
     borders = [0]
     for index in row.samples:
-        tokens = samples[index]
-        ids.extend(tokens.input_ids)
-        positions.extend(range(len(tokens.input_ids)))
-        labels.extend(tokens.labels[1:])
-        labels.append(IGNORE)
-        borders.append(len(ids))
+        for own_ids, own_labels in samples[index].documents:
+            ids.extend(own_ids)
+            positions.extend(range(len(own_ids)))
+            labels.extend(own_labels[1:])
+            labels.append(IGNORE)
+            borders.append(len(ids))
     padding = row.length - len(ids)
     if padding:
         ids.extend([pad_id] * padding)

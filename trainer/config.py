@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cftdiag.options import AC_MODES, DTYPE_ALIASES, DTYPES, DYNAMIC, METHODS, SCOPES
+from cftdiag.options import AC_MODES, DTYPE_ALIASES, DTYPES, DYNAMIC, METHODS, OBJECTIVES, SCOPES
 
 EXIT_INTERRUPTED = 130
 """Exit code of the trainer's programs after Ctrl-C, as shells have it."""
@@ -21,8 +21,7 @@ METHOD_OPTIONS: dict[str, tuple[str, ...]] = {
     "full": (), "osft": ("osft",), "lora": ("lora",), "qlora": ("lora", "qlora"), "qat": ("qat",),
 }  # fmt: skip
 """What the names of the options begin with that a method reads."""
-OBJECTIVES = ("sft", "pretrain")
-"""What may be learnt; see :mod:`trainer.objectives`."""
+DPO_LOSSES = ("sigmoid", "ipo", "orpo")
 TRACKERS = ("tensorboard", "wandb", "mlflow")
 TRAIN_DTYPES = (*DTYPES, "float64")
 TRAIN_DTYPE_ALIASES = {**DTYPE_ALIASES, "fp64": "float64"}
@@ -36,7 +35,7 @@ _NOT_NEGATIVE = (
         "skip_nonfinite",
         "measure_eager",
     ),
-    *("learning_rate", "weight_decay", "max_grad_norm", "min_lr_ratio", "eps", "lora_alpha"),
+    *("learning_rate", "weight_decay", "max_grad_norm", "min_lr_ratio", "eps", "lora_alpha", "dpo_beta"),
 )
 
 
@@ -105,8 +104,12 @@ class TrainConfig:
     # objective
     objective: str = _option(
         "sft",
-        "what is learnt: sft (labelled tokens), pretrain (all tokens of texts)",
+        "what is learnt: sft (labelled tokens), pretrain (all tokens of texts), dpo (a better answer against a worse one)",
         OBJECTIVES,
+    )
+    dpo_loss: str = _option("sigmoid", "of a pair: DPO's own, IPO's, or ORPO's (no reference)", DPO_LOSSES)
+    dpo_beta: float = _option(
+        0.1, "how much the reference holds (IPO: tau; ORPO: the weight of the odds ratio)"
     )
     # method
     method: str | None = _option(None, "what is trained, and in which form; default: full", METHODS)
@@ -212,7 +215,9 @@ class TrainConfig:
     )
     max_steps: int | None = _option(None, "stop after this many optimizer steps")
     max_tokens: int | None = _option(None, "stop after this many tokens")
-    learning_rate: float | None = _option(None, "peak learning rate; default 2e-5, 1e-3 with --demo")
+    learning_rate: float | None = _option(
+        None, "peak learning rate; default 2e-5, 1e-6 for objective dpo, 1e-3 with --demo"
+    )
     beta1: float = _option(0.9, "AdamW")
     beta2: float = _option(0.95, "AdamW")
     eps: float = _option(1e-8, "AdamW")
@@ -289,6 +294,7 @@ class TrainConfig:
             raise ValueError(
                 f"compile-model means compile-scope block, but compile-scope is {self.compile_scope!r}; give one of them"
             )
+        self._check_objective()
         if self.demo and (self.model_name_or_path or self.data_path):
             raise ValueError("demo brings its own model and data; leave out model-name-or-path and data-path")
         if self.validation_path and self.validation_split:
@@ -335,9 +341,28 @@ class TrainConfig:
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{_flag(name)} must be at least 1, not {getattr(self, name)}")
 
+    def _check_objective(self) -> None:
+        if self.objective in ("sft", "pretrain"):
+            return
+        if self.train_on is not None:
+            raise ValueError(f"objective {self.objective} learns from answers alone; leave out train-on")
+        if self.over_long in ("truncate", "split"):
+            raise ValueError(
+                f"a row of objective {self.objective} cannot be cut; give over-long fatal or drop, not {self.over_long}"
+            )
+        if self.objective == "dpo" and self.dpo_beta <= 0:
+            raise ValueError(f"dpo-beta must be above 0, not {self.dpo_beta}")
+
     def without_effect(self) -> list[str]:
-        """Options of a method that is not the run's and that were set to something: lines to tell."""
+        """Options of a method or an objective that is not the run's and that were set to something: lines to
+        tell.
+        """
         lines = []
+        for objective in ("dpo",):
+            own = [f.name for f in dataclasses.fields(self) if f.name.startswith(f"{objective}_")]
+            given = [_flag(name) for name in own if getattr(self, name) != _default(name)]
+            if given and objective != self.objective:
+                lines.append(f"{', '.join(given)}: no effect without --objective {objective}")
         for group in dict.fromkeys(group for groups in METHOD_OPTIONS.values() for group in groups):
             own = [f.name for f in dataclasses.fields(self) if f.name.startswith(f"{group}_")]
             given = [_flag(name) for name in own if getattr(self, name) != _default(name)]
@@ -389,9 +414,11 @@ class TrainConfig:
     @property
     def peak_learning_rate(self) -> float:
         """``learning_rate`` or its default: a model at random initialisation (the demo) needs another than
-        one that is fine-tuned.
+        one that is fine-tuned, and one that learns from preferences or rewards a lower one.
         """
-        return self.learning_rate if self.learning_rate is not None else 1e-3 if self.demo else 2e-5
+        if self.learning_rate is not None:
+            return self.learning_rate
+        return 1e-3 if self.demo else 2e-5 if self.objective in ("sft", "pretrain") else 1e-6
 
     @property
     def row_capacity(self) -> int:

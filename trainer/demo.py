@@ -21,7 +21,7 @@ _WORDS = "amber basin cedar delta ember fjord grove haven inlet jetty knoll ledg
 
 def data_of(directory: Path, objective: str) -> Path:
     """The demo's data for an objective."""
-    return directory / {"pretrain": "text.jsonl"}.get(objective, "train.jsonl")
+    return directory / {"pretrain": "text.jsonl", "dpo": "pairs.jsonl"}.get(objective, "train.jsonl")
 
 
 def write_texts(path: Path, *, count: int = 240, seed: int = 0) -> None:
@@ -31,6 +31,23 @@ def write_texts(path: Path, *, count: int = 240, seed: int = 0) -> None:
         for _ in range(count):
             lines = [" ".join(rng.choice((_sum, _reverse, _count))(rng)) for _ in range(rng.randint(1, 4))]
             file.write(json.dumps({"text": "\n".join(lines)}) + "\n")
+
+
+def write_pairs(path: Path, *, count: int = 240, seed: int = 0) -> None:
+    """A JSONL file of questions with a right answer and a wrong one, which answers another question."""
+    rng = random.Random(seed)
+    with open(path, "w", encoding="utf-8") as file:
+        for _ in range(count):
+            kind = rng.choice((_sum, _reverse, _count))
+            (question, right), (_, wrong) = kind(rng), kind(rng)
+            while wrong == right:
+                _, wrong = kind(rng)
+            row = {
+                "prompt": [{"role": "user", "content": question}],
+                "chosen": [{"role": "assistant", "content": right}],
+                "rejected": [{"role": "assistant", "content": wrong}],
+            }
+            file.write(json.dumps(row) + "\n")
 
 
 def write_data(path: Path, *, count: int = 240, seed: int = 0) -> None:
@@ -103,7 +120,7 @@ def write(directory: str | Path) -> Path:
         config().save_pretrained(directory)
         tokenizer().save_pretrained(directory)
         write_data(directory / "train.jsonl")
-    for objective, write_rows in (("pretrain", write_texts),):
+    for objective, write_rows in (("pretrain", write_texts), ("dpo", write_pairs)):
         if not (path := data_of(directory, objective)).exists():
             write_rows(path)
     return directory

@@ -215,6 +215,11 @@ def _run(
             trainer = _Trainer(
                 config, program, data, recording, metrics, optimizer, out, ranks, trackers, profiling, saver
             )
+            if found is not None:
+                program.objective.read(found, data)
+            else:
+                trainer.look_ahead()
+            on_rank_zero(lambda: program.objective.write(assets))
             if again := trainer.compile_again([rank.compiled for rank in own]):
                 metrics.say(
                     f"compiled as before from {again} batches in {recording.step()['compile_seconds']:.1f} s"
@@ -268,7 +273,31 @@ class _Trainer:
         self.best: Best | None = None
         self.step, self.tokens, self.loss, self.stopped = 0, 0, math.nan, False
         self.skipped = 0
+        self.ahead = program.objective.steps_ahead(data, ranks.world)
         self.eager = EagerSample(0, first=1, compiled=False, say=metrics.say)
+
+    def look_ahead(self) -> None:
+        """Run what the objective must know of the policy before its first step. Collective."""
+        if not self.ahead:
+            return
+        objective, started = self.program.objective, time.perf_counter()
+        self.program.model.eval()
+        # Eager, so that it leaves no graphs without gradients beside those of training; but flex attention is
+        # a fused kernel only where it is compiled.
+        eager = self.program.source.attn != "flex_attention"
+        with torch.compiler.set_stance("force_eager") if eager else contextlib.nullcontext():
+            for number, (samples, step) in enumerate(self.ahead):
+                for plan, batches in self._batches([step], samples):
+                    rows = [micro[self.ranks.rank] for micro in plan.rows]
+                    objective.note_ahead(samples, rows, batches, self.stepper.values(batches))
+                self.compiles.note(0, number)
+        self.program.model.train()
+        objective.share_ahead(self.ranks.device)
+        compiled = self.recording.step()["compile_seconds"]
+        self.metrics.say(
+            f"objective {self.config.objective}: log-probabilities of the reference in {time.perf_counter() - started:.1f} s"
+            + (f", {compiled:.1f} s of compiling" if compiled else "")
+        )
 
     def compile_again(self, histories: list[list[list[int]]]) -> int:
         """Compile what a resumed run had compiled, in the same order; returns from how many batches.
@@ -276,6 +305,7 @@ class _Trainer:
         """
         return self.compiles.replay(
             histories,
+            ahead=lambda number: self._batches([self.ahead[number][1]], self.ahead[number][0]),
             train=lambda step: self._batches(self.data.steps[step - 1 : step], self.data.train),
             validate=lambda batch: self._batches(
                 self.data.validation_steps[batch : batch + 1], self.data.validation

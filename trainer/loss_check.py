@@ -12,17 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from cftdiag.recipe.compile import Compiler
-from cftdiag.recipe.loss import (
-    CrossEntropySum,
-    LossStep,
-    chunked_loss,
-    cross_entropy_sum,
-    head_of,
-    text_config,
-)
+from cftdiag.recipe.loss import LossStep, RowLoss, head_of, loss_of_row, text_config
 from cftdiag.recipe.train_recipe import TrainRecipe
 from cftdiag.torch_private import dynamo
 from trainer.config import TrainConfig
+from trainer.objectives import objective_of
 from trainer.records import IGNORE
 
 #: Largest relative L2 difference that is taken for rounding. A wrong loss or gradient is off by tenths.
@@ -63,16 +57,19 @@ def compare_loss(
     )
     head = head_of(stand_in)
 
-    def whole(cross_entropy: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
-        return lambda hidden, labels: chunked_loss(hidden, (labels,), head, cross_entropy, config.loss_chunks)
+    def whole(loss: RowLoss) -> Callable[..., Tensor]:
+        return lambda hidden, *own: loss_of_row(hidden, own, head, loss, config.loss_chunks)[0]
 
-    eager = whole(cross_entropy_sum)
+    objective, other = objective_of(config), objective_of(config).loss
+    eager = whole(objective.loss)
     if "loss" in compiler.graphs:
-        region: nn.Module = CrossEntropySum()
-        compiled = whole(region)
+        compiled = whole(other)
+        for part in (other.chunk, other.finish):
+            if part is not None:
+                compiler(part, "loss")
     else:
-        compiled = region = LossStep(eager)
-    compiler(region, "loss")
+        compiled = LossStep(eager)
+        compiler(compiled, "loss")
 
     found: list[str] = []
     try:
@@ -81,9 +78,13 @@ def compare_loss(
             hidden = torch.randn(1, length, WIDTH, generator=generator).to(device, dtype)
             labels = torch.randint(0, vocabulary, (1, length), generator=generator)
             labels[torch.rand(1, length, generator=generator) < 0.3] = IGNORE
-            wanted = _values(eager, hidden, labels.to(device), lm_head)
+            # four documents
+            row = {"labels": labels, "position_ids": torch.arange(length)[None] % (length // 4)}
+            batch = objective.extend(row)
+            own = [batch[name].to(device) for name in objective.loss.inputs]
+            wanted = _values(eager, hidden, own, lm_head)
             try:
-                got = _values(compiled, hidden, labels.to(device), lm_head)
+                got = _values(compiled, hidden, own, lm_head)
             except Exception as error:  # noqa: BLE001 - whatever a backend raises here it would raise at step 1
                 return [
                     f"the compiled loss raises {type(error).__name__}: {' '.join(str(error).split())[:300]}"
@@ -95,11 +96,11 @@ def compare_loss(
 
 
 def _values(
-    loss: Callable[[Tensor, Tensor], Tensor], hidden: Tensor, labels: Tensor, lm_head: nn.Linear
+    loss: Callable[..., Tensor], hidden: Tensor, own: list[Tensor], lm_head: nn.Linear
 ) -> dict[str, Tensor]:
     lm_head.weight.grad = None
     given = hidden.clone().requires_grad_()
-    value = loss(given, labels)
+    value = loss(given, *own)
     value.backward()
     assert given.grad is not None and lm_head.weight.grad is not None
     return {

@@ -83,6 +83,7 @@ def check_fingerprint(
         "attn": attn,
         "dtype": str(dtype).removeprefix("torch."),
         "method": config.method_name,
+        "objective": "sft" if config.objective == "pretrain" else config.objective,
         "ac": config.ac,
         "scope": config.scope,
         "world_size": world,

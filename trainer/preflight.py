@@ -21,7 +21,7 @@ from trainer.config import TrainConfig
 from trainer.data import Data, open_data
 from trainer.loss_check import compare_loss
 from trainer.model import Source, build_meta, dtype_of, open_source
-from trainer.objectives import objective_of
+from trainer.objectives import Objective, objective_of
 from trainer.program import apply_method, compute_dtype, lookup_backend, recipe_of
 
 #: Distinct row lengths that the check runs, the first met in training first; the others are forecast from
@@ -66,6 +66,11 @@ def as_method(model: Any, method: str) -> None:
     apply_method(model, TrainConfig(method=method, compile_model=True))
 
 
+def as_objective(name: str) -> Objective:
+    """An objective (one of ``cftdiag.options.OBJECTIVES``) with the default options."""
+    return objective_of(TrainConfig(objective=name))
+
+
 def build() -> Subject:
     """Builder of the check's child processes: the configuration is in the environment."""
     config = TrainConfig.from_mapping(json.loads(os.environ[_CONFIG]))
@@ -105,6 +110,7 @@ def check(
             # A run that compiles nothing is asked what would become of its blocks.
             compile_scope="block" if config.scope == "none" else config.scope,
             method=config.method_name,
+            objective=config.objective,
             world_size=world,
             compile_backend="eager" if config.backend == "eager" and options.get("target") is None else None,
             torch_config=static_settings() | dict(options.pop("torch_config", {})),

@@ -69,7 +69,11 @@ class Records:
                 part = tokens.part(start, start + capacity)
                 self.samples.append(part.sample(line))
                 self._places.append((place, start))
-                for values in (array("q", [line, len(part.input_ids)]), part.input_ids, part.labels):
+                for values in (
+                    array("q", [line, len(part.input_ids), *([part.second] if part.second else [])]),
+                    part.input_ids,
+                    part.labels,
+                ):
                     digest.update(values.tobytes())
                 if self._tokens is not None:
                     self._tokens.append(part)

@@ -33,6 +33,8 @@ from trainer.step import Stepper
 
 _FIXED = (
     "objective",
+    "dpo_loss",
+    "dpo_beta",
     "method",
     "lora_rank",
     "lora_alpha",
@@ -208,7 +210,9 @@ class Compiles:
         self._seen = graphs()
 
     def note(self, step: int, batch: int = -1) -> None:
-        """Call after each step, and after each batch of a validation with its number."""
+        """Call after each step, and after each batch of a validation with its number; step 0 has those of the
+        objective's steps ahead.
+        """
         if (now := self._graphs()) != self._seen:
             self._seen = now
             self.history.append([step, batch])
@@ -217,6 +221,7 @@ class Compiles:
         self,
         histories: Iterable[list[list[int]]],
         *,
+        ahead: Callable[[int], Iterator[tuple[Any, list[Batch]]]],
         train: Callable[[int], Iterator[tuple[Any, list[Batch]]]],
         validate: Callable[[int], Iterator[tuple[Any, list[Batch]]]],
         stepper: Stepper,
@@ -225,14 +230,15 @@ class Compiles:
         """Run what any rank compiled at, in order, without a step of the optimizer; returns how many batches
         that were. Collective.
 
-        ``train`` and ``validate`` give the batches of a step (1-based) and of a validation's batch. Random
-        numbers are afterwards as before.
+        ``ahead`` gives the batches of a step before the first, ``train`` those of a step (1-based) and
+        ``validate`` those of a validation's batch. Random numbers are afterwards as before.
         """
         events = sorted({(step, batch) for history in histories for step, batch in history})
         with torch.random.fork_rng(devices=[program.device] if program.device.type == "cuda" else []):
             for step, batch in events:
                 program.model.train(batch < 0)
-                for _, batches in train(step) if batch < 0 else validate(batch):
+                source = train(step) if batch < 0 else validate(batch) if step else ahead(batch)
+                for _, batches in source:
                     if batch < 0:
                         stepper.forward_backward(batches)
                     else:

@@ -23,17 +23,31 @@ class Tokens:
 
     input_ids: array[int]
     labels: array[int]
+    second: int = 0
+    """Where the second of two documents begins (a pair of answers); 0: it is one."""
+
+    @property
+    def documents(self) -> list[tuple[array[int], array[int]]]:
+        """Tokens and labels of each document; nobody sees beyond its own."""
+        if not self.second:
+            return [(self.input_ids, self.labels)]
+        return [
+            (self.input_ids[part], self.labels[part])
+            for part in (slice(self.second), slice(self.second, None))
+        ]
 
     def sample(self, line: int) -> Sample:
         """Its length and loss tokens; the first label has no predecessor that could predict it."""
         return Sample(
             length=len(self.input_ids),
-            loss_tokens=sum(label != IGNORE for label in self.labels[1:]),
+            loss_tokens=sum(label != IGNORE for _, labels in self.documents for label in labels[1:]),
             line=line,
         )
 
     def part(self, start: int, stop: int) -> Tokens:
-        """Some of it."""
+        """Some of it; a pair is never cut."""
+        if self.second:
+            return self
         return Tokens(input_ids=self.input_ids[start:stop], labels=self.labels[start:stop])
 
 
@@ -48,7 +62,7 @@ class Reader:
     train_on: str | None = None
     """One of :data:`TRAIN_ON`; None: by the kind of the row."""
     objective: str = "sft"
-    """One of :data:`trainer.config.OBJECTIVES`: what a row has to hold."""
+    """One of :data:`cftdiag.options.OBJECTIVES`: what a row has to hold."""
 
     def line(self, raw: bytes) -> Tokens:
         """One line of JSON. Raises ``ValueError`` saying what is wrong with it."""
@@ -67,9 +81,14 @@ class Reader:
     def row(self, record: Mapping[str, Any]) -> Tokens:
         """One row. Raises ``ValueError`` saying what is wrong with it."""
         try:
+            if self.objective == "dpo":
+                return self._pair(record)
             ids, labels = self._ids_and_labels(record)
         except RecursionError as error:
             raise ValueError("not usable: nested too deeply") from error
+        return self._checked(ids, labels)
+
+    def _checked(self, ids: list[int], labels: list[int]) -> Tokens:
         _check_integers("input_ids", ids)
         _check_integers("labels", labels)
         if not ids:
@@ -114,6 +133,33 @@ class Reader:
         check_messages(record["messages"])
         chat = Chat(messages=record["messages"], **_template_options(record))
         return render(self.tokenizer, chat, self.train_on or "assistant")
+
+    def _pair(self, record: Mapping[str, Any]) -> Tokens:
+        """The chosen answer and the rejected one, each after the prompt."""
+        if missing := [name for name in ("chosen", "rejected") if name not in record]:
+            raise ValueError(
+                f"a row of objective dpo has `prompt`, `chosen` and `rejected`, this one no `{missing[0]}`; its keys are "
+                f"{_keys(record)}"
+            )
+        if self.tokenizer is None:
+            raise ValueError("`chosen` needs a tokenizer, and the model has none")
+        if record["chosen"] == record["rejected"]:
+            raise ValueError("`chosen` and `rejected` are the same, so that there is nothing to prefer")
+        if "prompt" not in record:
+            record = {**record, **_common_prompt(record["chosen"], record["rejected"])}
+        both = []
+        for name in ("chosen", "rejected"):
+            row = {**record, "completion": record[name]}
+            try:
+                both.append(self._checked(*self._completion(row)))
+            except ValueError as error:
+                raise ValueError(str(error).replace("`completion`", f"`{name}`")) from error
+        chosen, rejected = both
+        return Tokens(
+            input_ids=chosen.input_ids + rejected.input_ids,
+            labels=chosen.labels + rejected.labels,
+            second=len(chosen.input_ids),
+        )
 
     def _completion(self, record: Mapping[str, Any]) -> tuple[list[int], list[int]]:
         if "completion" not in record:
@@ -167,6 +213,20 @@ def _template_options(record: Mapping[str, Any]) -> dict[str, Any]:
     if options is not None and not isinstance(options, dict):
         raise ValueError("`chat_template_kwargs` must be an object")
     return {"tools": tools or None, "template_kwargs": options or {}}
+
+
+def _common_prompt(chosen: Any, rejected: Any) -> dict[str, Any]:
+    """The messages that two conversations begin with, and what each goes on with. Raises ``ValueError``."""
+    for name, messages in (("chosen", chosen), ("rejected", rejected)):
+        if isinstance(messages, str):
+            raise ValueError("`chosen` and `rejected` are texts without a `prompt`")
+        check_messages(messages, name)
+    same = 0
+    while same < min(len(chosen), len(rejected)) - 1 and chosen[same] == rejected[same]:
+        same += 1
+    if not same:
+        raise ValueError("there is no `prompt`, and `chosen` and `rejected` begin with other messages")
+    return {"prompt": chosen[:same], "chosen": chosen[same:], "rejected": rejected[same:]}
 
 
 def _keys(record: Mapping[str, Any]) -> str:

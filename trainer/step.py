@@ -113,6 +113,13 @@ class Stepper:
         self._model.zero_grad(set_to_none=True)
 
     @torch.no_grad()
+    def values(self, batches: list[Batch]) -> list[Tensor]:
+        """What the chunks of the loss are on each of this rank's batches, B x S (of an objective that has a loss
+        of the whole row). Collective.
+        """
+        return [self._model(**to_device(batch, self._device))[2] for batch in batches]
+
+    @torch.no_grad()
     def evaluate(self, batches: list[Batch]) -> Tensor:
         """Sums over this rank's batches on the device: of the loss, then of the objective's figures."""
         rows = [_row(*split(self._model(**to_device(batch, self._device)))) for batch in batches]

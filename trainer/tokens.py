@@ -1,7 +1,8 @@
 """Tokenized data on disk: made once by several processes, found again by its content.
 
 A directory named by a checksum of the data, the tokenizer and this code holds ``ids.bin`` and ``labels.bin``
-(32-bit integers, all rows one after another), ``index.bin`` (64-bit: number and end of each row) and
+(32-bit integers, all rows one after another), ``index.bin`` (64-bit: of each row its number, its end and where in
+it a second document begins) and
 ``bad.json`` (what is wrong with the rows that are none). ``done`` is there once all of it is, with the checksum of
 each of these files.
 """
@@ -40,7 +41,7 @@ class Stored:
     def __init__(self, directory: Path) -> None:
         index = array("q")
         index.frombytes((directory / "index.bin").read_bytes())
-        self._lines, self._ends = index[0::2], index[1::2]
+        self._lines, self._ends, self._second = index[0::3], index[1::3], index[2::3]
         self._ids, self._labels = _mapped(directory / "ids.bin"), _mapped(directory / "labels.bin")
         self._bad = {
             int(line): text for line, text in json.loads((directory / "bad.json").read_text()).items()
@@ -59,7 +60,9 @@ class Stored:
             raise ValueError(text)
         first, last = self._ends[place - 1] if place else 0, self._ends[place]
         return Tokens(
-            input_ids=array("q", self._ids[first:last]), labels=array("q", self._labels[first:last])
+            input_ids=array("q", self._ids[first:last]),
+            labels=array("q", self._labels[first:last]),
+            second=self._second[place],
         )
 
 
@@ -211,15 +214,16 @@ def _write(rows: Rows, reader: Reader, part: Path, first: int, last: int) -> Non
         open(part / "index.bin", "wb") as index,
     ):
         for line, _, row in itertools.islice(rows, first, last):
+            second = 0
             try:
                 tokens = rows.tokens(reader, row)
             except ValueError as error:
                 bad[line] = str(error)
             else:
-                end += len(tokens.input_ids)
+                end, second = end + len(tokens.input_ids), tokens.second
                 array("i", tokens.input_ids).tofile(ids)
                 array("i", tokens.labels).tofile(labels)
-            array("q", (line, end)).tofile(index)
+            array("q", (line, end, second)).tofile(index)
     (part / "bad.json").write_text(json.dumps(bad))
 
 
@@ -235,9 +239,9 @@ def _join(parts: list[Path], directory: Path) -> None:
                     shutil.copyfileobj(source, files[name])
             index = array("q")
             index.frombytes((part / "index.bin").read_bytes())
-            for i in range(1, len(index), 2):
+            for i in range(1, len(index), 3):
                 index[i] += end
-            end = index[-1] if index else end
+            end = index[-2] if index else end
             index.tofile(files["index.bin"])
             bad |= json.loads((part / "bad.json").read_text())
     finally:

@@ -93,6 +93,7 @@ def with_forecast(
         "attn": report.subject["attn"],
         "dtype": report.subject["dtype"],
         "method": options.subject.method,
+        "objective": _objective(options),
         "ac": options.compile.ac,
         "scope": options.compile.scope,
         "world_size": options.parallel.world_size,
@@ -159,7 +160,13 @@ def _subject(main: BuiltPass, origin: Origin, options: CheckOptions) -> dict[str
         "compile_kwargs": dict(program.compile_kwargs),
         "packed": o.subject.packed,
         "method": o.subject.method,
+        "objective": _objective(o),
     }
+
+
+def _objective(options: CheckOptions) -> str:
+    """Its name, that of one loss for all that have it: pre-training is the same step on other texts."""
+    return "sft" if options.subject.objective == "pretrain" else options.subject.objective
 
 
 def _beyond(events: Sequence[Event], other: Sequence[Event]) -> tuple[Event, ...]:

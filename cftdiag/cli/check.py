@@ -43,6 +43,7 @@ from cftdiag.options import (
     DEPTHS,
     FAST_FORWARD,
     METHODS,
+    OBJECTIVES,
     ROUTING,
     SCOPES,
     CheckOptions,
@@ -57,6 +58,8 @@ CHECK_CONFIG = "trainer.preflight:check_file"
 ALL_SCOPES = "all"
 ALL = f"--compile-scope {ALL_SCOPES}"
 APPLY_METHOD = "trainer.preflight:as_method"
+#: The same for ``--objective``: a function of its name, which returns loss and batches.
+OBJECTIVE = "trainer.preflight:as_objective"
 
 if TYPE_CHECKING:
     from cftdiag.check import CheckReport
@@ -84,6 +87,13 @@ if TYPE_CHECKING:
     default="full",
     show_default=True,
     help="Fine-tuning method of the trainer.",
+)
+@click.option(
+    "--objective",
+    type=click.Choice(OBJECTIVES),
+    default="sft",
+    show_default=True,
+    help="What the trainer learns: its loss and its batches.",
 )
 @attention_option
 @dtype_option
@@ -287,6 +297,8 @@ def check(
     asked = CheckOptions(**options | {"torch_config": dict(options["torch_config"])})
     if asked.subject.method != "full":
         asked = asked.with_(transform=APPLY_METHOD)
+    if asked.subject.objective not in ("sft", "pretrain"):
+        asked = asked.with_(objective_from=OBJECTIVE)
     if not command and asked.data.path is None and (plan_path or plots):
         raise click.UsageError("--plan and --plots come from a forecast; give --data FILE")
     from cftdiag.check import run_check

@@ -57,6 +57,8 @@ class Prepared:
     """What the options say over the subject's own compile arguments."""
     assumed: tuple[str, ...] = ()
     """What the program here does otherwise than a plain ``model(**batch)`` would, in sentences."""
+    extend: Callable[[dict[str, Any]], dict[str, Any]] = dict
+    """Gives the tensors of a row what the loss takes beside them."""
     wrong_code: list[WrongCode] = dataclasses.field(default_factory=list)
     """What was lowered for a target so far and has the pattern of a known bug of torch."""
 
@@ -143,14 +145,16 @@ def _from_config(origin: Origin, o: CheckOptions) -> Prepared:
             flash_varlen=wanted.flash_varlen,
             model=model,
         )
+        training, extend = _training(model, o)
     except ValueError as error:
         raise InputError(str(error)) from error
     return Prepared(
-        subject=Subject(model=model, batches=[b.kwargs for b in batches]),
+        subject=Subject(model=model, batches=[extend(dict(b.kwargs)) for b in batches]),
         options=o,
         weightless=not real,
         shapes=[(b.batch_size, b.length) for b in batches],
-        training=_training(model, o),
+        training=training,
+        extend=extend,
         assumed=(_NO_CACHE,) if cached else (),
         compile_kwargs={
             "dynamic": DYNAMIC[o.compile.dynamic or "true"],
@@ -160,10 +164,23 @@ def _from_config(origin: Origin, o: CheckOptions) -> Prepared:
     )
 
 
-def _training(model: torch.nn.Module, o: CheckOptions) -> TrainRecipe:
-    """How the trainer would wrap this model; one whose body cannot be told from its head keeps its own loss."""
+def _training(
+    model: torch.nn.Module, o: CheckOptions
+) -> tuple[TrainRecipe, Callable[[dict[str, Any]], dict[str, Any]]]:
+    """How the trainer would wrap this model, and what its loss adds to a batch; a model whose body cannot be told
+    from its head keeps its own loss.
+    """
     own = TrainRecipe(scope=o.compile.scope, ac=o.compile.ac, dtype=o.subject.dtype)
-    return own if has_own_head(model) else dataclasses.replace(own, loss_chunks=None)
+    if o.subject.objective_from is None:
+        return own if has_own_head(model) else dataclasses.replace(own, loss_chunks=None), dict
+    if not has_own_head(model):
+        raise InputError(
+            f"objective {o.subject.objective} needs a body and an lm_head that can be called one by one; "
+            f"{type(model).__name__} has none"
+        )
+    module, _, name = o.subject.objective_from.partition(":")
+    objective = getattr(importlib.import_module(module), name)(o.subject.objective)
+    return dataclasses.replace(own, loss=objective.loss), objective.extend
 
 
 def _transform(model: torch.nn.Module, function: str, method: str, *, weightless: bool) -> None:

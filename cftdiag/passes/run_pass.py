@@ -275,12 +275,14 @@ class _Pass:
         assert program is not None
 
         def run(shape: Shape) -> None:
-            batch = batch_of_shape(
-                self.subject.model,
-                shape.batch_size,
-                shape.length,
-                shape.variant,
-                self.options.subject.flash_varlen,
+            batch = self.prepared.extend(
+                batch_of_shape(
+                    self.subject.model,
+                    shape.batch_size,
+                    shape.length,
+                    shape.variant,
+                    self.options.subject.flash_varlen,
+                )
             )
             with self.skip():
                 program.step(batch)

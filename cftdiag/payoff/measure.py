@@ -21,7 +21,6 @@ from cftdiag.passes.settings import torch_config
 from cftdiag.payoff.eager_work import REST, EagerWork
 from cftdiag.payoff.saved import Saved
 from cftdiag.recipe import BlockGroup, Program, TrainRecipe, apply_recipe, block_groups
-from cftdiag.recipe.loss import CROSS_ENTROPY
 from cftdiag.subject import Origin
 from cftdiag.target import lowering, sdpa
 from cftdiag.target.devices import Device, device
@@ -130,7 +129,8 @@ class _Measure:
 
     def _batch(self, prepared: Prepared, at: tuple[int, int]) -> dict[str, Any]:
         if self.origin.from_config:
-            return batch_of_shape(prepared.subject.model, *at, "", self.options.subject.flash_varlen)
+            batch = batch_of_shape(prepared.subject.model, *at, "", self.options.subject.flash_varlen)
+            return prepared.extend(batch)
         own = zip(prepared.subject.batches, prepared.shapes, strict=True)
         return next(dict(b) for b, (rows, length) in own if (rows or 1, length or 1) == at)
 
@@ -170,7 +170,7 @@ class _Measure:
                 self._shared[group.label, at] = one.saved_eager[0].bytes - again[0].bytes
                 one = dataclasses.replace(one, saved_eager=again)
             blocks[group.label] = one
-        loss = None if program.own_loss else part("loss", CROSS_ENTROPY)
+        loss = None if program.own_loss else part("loss", program.loss.name)
         return {
             "blocks": blocks,
             "loss": loss,
@@ -193,7 +193,7 @@ class _Measure:
         self, model: nn.Module, program: Program, groups: Sequence[BlockGroup]
     ) -> dict[str, nn.Module]:
         regions = dict(program.blocks)
-        regions |= {name: region for name, region in program.regions if name == CROSS_ENTROPY}
+        regions |= {name: region for name, region in program.regions if name == program.loss.name}
         body = getattr(model, "base_model", model)
         return regions if body is model else {BODY: body, **regions}
 
@@ -236,7 +236,7 @@ class _Measure:
         parts: dict[str, Any],
     ) -> dict[str, Any]:
         first = {g.fqns[0]: g.label for g in groups}
-        wanted = [name for name, _ in program.regions if name in first or name == CROSS_ENTROPY]
+        wanted = [name for name, _ in program.regions if name in first or name == program.loss.name]
         lowered = _Lowered()
         model = prepared.subject.model
         # code is generated for sizes like these: what another shape left behind would serve this one too
@@ -267,7 +267,7 @@ class _Measure:
             )
 
         blocks = {g.label: done(parts["blocks"][g.label], g.fqns[0]) for g in groups}
-        loss = None if parts["loss"] is None else done(parts["loss"], CROSS_ENTROPY, chunks)
+        loss = None if parts["loss"] is None else done(parts["loss"], program.loss.name, chunks)
         return {**parts, "blocks": blocks, "loss": loss}
 
     def _chunks(self, at: tuple[int, int]) -> int:

@@ -84,8 +84,8 @@ class Program:
             return loss if loss is not None else first_tensor(out).float().mean()
         if missing := [name for name in self.loss.inputs if name not in batch]:
             raise ValueError(f"the loss needs {missing[0]} in every batch")
-        row: torch.Tensor | tuple[torch.Tensor, torch.Tensor] = self.model(**batch)
-        return (row[0] if isinstance(row, tuple) else row) / int(self.loss.weight(batch))
+        row: torch.Tensor | tuple[torch.Tensor, ...] = self.model(**batch)
+        return (row[0] if isinstance(row, tuple) else row) / max(1, int(self.loss.weight(batch)))
 
     def zero_grad(self) -> None:
         """Drop all gradients, as a training step does before the next forward."""

@@ -51,20 +51,23 @@ def learnt_positions(batch: Mapping[str, Tensor]) -> Tensor:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class RowLoss:
-    """From the logits of a packed row to its loss, in a form of which one chunk of the row is alive at a time."""
+    """From the logits of a packed row to its loss, in a form of which one chunk of the row is alive at a time.
+
+    Without ``finish`` the values of the chunks add up to the loss. With it they are put one after another, 1 x S,
+    and ``finish(values, *per_row)`` returns the row's summed loss (0-d) and its figures.
+    """
 
     chunk: LossRegion = dataclasses.field(default_factory=CrossEntropySum)
-    """``chunk(logits, *per_token)`` is a tensor that adds up over the chunks of a row; logits are 1 x S x V."""
+    """``chunk(logits, *per_token)`` of logits B x S x V: 0-d, or B x S where there is a ``finish``."""
     per_token: tuple[str, ...] = ("labels",)
-    """Tensors of the batch, 1 x S, that are cut with the row."""
+    """Tensors of the batch, B x S, that are cut with the row."""
     finish: LossRegion | None = None
-    """``finish(sum, *per_row)`` is the row's summed loss (0-d), or this and the row's figures; None: the sum is
-    the loss.
-    """
     per_row: tuple[str, ...] = ()
-    """Tensors of the batch that belong to the row as a whole."""
+    """Tensors of the batch that ``finish`` takes."""
     figures: tuple[str, ...] = ()
-    """Names of the figures, which are summed over rows and divided as the loss is."""
+    """Names of the figures, which are summed over rows and divided as the loss is. Without gradients the model
+    returns the values of the chunks as well.
+    """
     weight: Callable[[Mapping[str, Tensor]], Tensor] = learnt_positions
     """What a row counts in the mean that is trained: its part of the divisor."""
     name: str = CROSS_ENTROPY
@@ -100,18 +103,17 @@ def install_loss(model: nn.Module, recipe: TrainRecipe) -> Blocks:
     if "model" in recipe.regions:
         regions.append((model.base_model_prefix, body))
     more = {"output_router_logits": True} if router_loss else {}
-    names, count = row_loss.inputs, len(row_loss.per_token)
+    names = row_loss.inputs
 
     def loss(*given: Any) -> Any:
         *own, batch = given
         out = body(**batch, use_cache=False, **more)
-        total = chunked_loss(out.last_hidden_state, own[:count], head, row_loss.chunk, chunks)
-        result = total if row_loss.finish is None else row_loss.finish(total, *own[count:])
-        if router_loss is None:
-            return result
-        # The router's loss is a mean: times this row's weight it survives the division by the global batch's.
-        balance = router_loss(out.router_logits) * row_loss.weight(dict(zip(names, own, strict=True)))
-        return (result[0] + balance, *result[1:]) if isinstance(result, tuple) else result + balance
+        total, *more_of_it = loss_of_row(out.last_hidden_state, own, head, row_loss, chunks)
+        if router_loss is not None:
+            # A mean: times this row's weight it survives the division by the global batch's.
+            weight = row_loss.weight(dict(zip(names, own, strict=True)))
+            total = total + router_loss(out.router_logits) * weight
+        return (total, *more_of_it) if more_of_it else total
 
     if "model+loss" in recipe.regions:
         step = LossStep(loss)
@@ -120,6 +122,21 @@ def install_loss(model: nn.Module, recipe: TrainRecipe) -> Blocks:
         loss = step
     model.forward = _as_forward(loss, names)
     return regions
+
+
+def loss_of_row(
+    hidden: Tensor, own: Sequence[Tensor], head: Callable[[Tensor], Tensor], row_loss: RowLoss, chunks: int
+) -> tuple[Tensor, ...]:
+    """From the last hidden states of a row, B x S x H, to its summed loss; with figures where the loss has some, and
+    without gradients the values of its chunks as well. ``own`` are the tensors that ``row_loss.inputs`` names.
+    """
+    count = len(row_loss.per_token)
+    chunk_values = of_chunks(hidden, own[:count], head, row_loss.chunk, chunks)
+    if row_loss.finish is None:
+        return (_summed(chunk_values),)
+    values = torch.cat(chunk_values, dim=1)
+    total, figures = row_loss.finish(values, *own[count:])
+    return (total, figures) if torch.is_grad_enabled() else (total, figures, values)
 
 
 class LossStep(nn.Module):
@@ -141,6 +158,23 @@ def _as_forward(loss: Callable[..., Any], names: Sequence[str]) -> Callable[...,
     return forward
 
 
+class TokenLogProbs(LossRegion):
+    """The log-probability of each label, B x S: float32 (float64 stays), 0 where there is no label."""
+
+    def __init__(self, temperature: float = 1.0) -> None:
+        super().__init__()
+        self.temperature = temperature
+
+    def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
+        upcast = logits if logits.dtype == torch.float64 else logits.float()
+        if self.temperature != 1.0:
+            upcast = upcast / self.temperature
+        losses = F.cross_entropy(
+            upcast.flatten(0, -2), labels.flatten(), ignore_index=IGNORE, reduction="none"
+        )
+        return -losses.view(labels.shape)
+
+
 def cross_entropy_sum(logits: Tensor, labels: Tensor) -> Tensor:
     """Summed cross entropy of logits (..., vocabulary) against labels (...) that were shifted in the data; a
     float32 scalar.
@@ -151,6 +185,35 @@ def cross_entropy_sum(logits: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(upcast.flatten(0, -2), labels.flatten(), ignore_index=IGNORE, reduction="sum")
 
 
+def of_chunks(
+    hidden: Tensor,
+    tokens: Sequence[Tensor],
+    head: Callable[[Tensor], Tensor],
+    chunk: Callable[..., Tensor],
+    chunks: int,
+) -> list[Tensor]:
+    """``chunk(head(hidden), *tokens)`` of each chunk of a row, with the logits of one alive at a time, in forward
+    and in backward.
+
+    ``hidden`` is B x S x H, each of ``tokens`` B x S. Each chunk's logits are dropped after forward and computed
+    again in backward: one more lm_head forward for ``1 / chunks`` of the memory.
+    """
+    if chunks == 1:
+        return [chunk(head(hidden), *tokens)]
+    values = []
+    for part, *cut in zip(
+        hidden.chunk(chunks, dim=1), *(t.chunk(chunks, dim=1) for t in tokens), strict=True
+    ):
+        if torch.is_grad_enabled():
+            value = checkpoint(
+                _head_and_chunk, head, chunk, part, *cut, use_reentrant=False, preserve_rng_state=False
+            )
+        else:
+            value = chunk(head(part), *cut)
+        values.append(value)
+    return values
+
+
 def chunked_loss(
     hidden: Tensor,
     tokens: Sequence[Tensor],
@@ -158,29 +221,18 @@ def chunked_loss(
     chunk: Callable[..., Tensor],
     chunks: int,
 ) -> Tensor:
-    """``chunk(head(hidden), *tokens)`` with the logits of one chunk alive at a time, in forward and in backward.
+    """The sum of :func:`of_chunks`."""
+    return _summed(of_chunks(hidden, tokens, head, chunk, chunks))
 
-    ``hidden`` is B x S x H, each of ``tokens`` B x S. Each chunk's logits are dropped after forward and computed
-    again in backward: one more lm_head forward for ``1 / chunks`` of the memory.
-    """
-    if chunks == 1:
-        return chunk(head(hidden), *tokens)
-    total = None
-    for part, *cut in zip(
-        hidden.chunk(chunks, dim=1), *(t.chunk(chunks, dim=1) for t in tokens), strict=True
-    ):
-        if torch.is_grad_enabled():
-            loss = checkpoint(
-                _head_and_loss, head, chunk, part, *cut, use_reentrant=False, preserve_rng_state=False
-            )
-        else:
-            loss = chunk(head(part), *cut)
-        total = loss if total is None else total + loss
-    assert total is not None
+
+def _summed(values: Sequence[Tensor]) -> Tensor:
+    total = values[0]
+    for value in values[1:]:
+        total = total + value
     return total
 
 
-def _head_and_loss(
+def _head_and_chunk(
     head: Callable[[Tensor], Tensor], chunk: Callable[..., Tensor], hidden: Tensor, *tokens: Tensor
 ) -> Tensor:
     return chunk(head(hidden), *tokens)

@@ -250,6 +250,7 @@ _CONDITIONS: tuple[tuple[str, str, Any], ...] = (
     ("dtype", "{}", None),
     ("compile_scope", "scope {}", None),
     ("method", "method {}", "full"),
+    ("objective", "objective {}", "sft"),
     ("ac", "activation checkpointing {}", "none"),
     ("world_size", "world size {}", 1),
     ("packed", "packed", False),

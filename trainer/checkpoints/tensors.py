@@ -27,7 +27,7 @@ class RankState:
     rng: dict[str, Any]
     compiled: list[list[int]]
     """Where this rank compiled: ``[step, -1]`` in training, ``[step, i]`` in the i-th batch of the validation
-    after it.
+    after it; before the first step (0) in the i-th that the objective runs ahead.
     """
 
 

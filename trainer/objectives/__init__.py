@@ -4,6 +4,7 @@ loss is divided by. One file each; all of them are trained by the one loop of :m
 | file | learns |
 |---|---|
 | ``sft.py`` | the labelled tokens of a row; pre-training is the same on texts |
+| ``dpo.py`` | pairs of a better and a worse answer |
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import importlib
 from trainer.config import TrainConfig
 from trainer.objectives.objective import Objective
 
-_WHERE = {"sft": "sft:SupervisedFineTuning", "pretrain": "sft:SupervisedFineTuning"}
+_WHERE = {"sft": "sft:SupervisedFineTuning", "pretrain": "sft:SupervisedFineTuning", "dpo": "dpo:DPO"}
 
 
 def objective_of(config: TrainConfig) -> Objective:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import abc
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from cftdiag.recipe.loss import RowLoss
 from cftdiag.recipe.packing import Row, Step
 from trainer.batch import Batch, Samples, collate, rank_batches
 from trainer.config import TrainConfig
+from trainer.data import Data
 
 
-class Objective(abc.ABC):
+class Objective:
     """One way to learn from rows. Another is a file with a subclass, and a name in
-    :data:`trainer.config.OBJECTIVES` and in :mod:`trainer.objectives`.
+    :data:`cftdiag.options.OBJECTIVES` and in :mod:`trainer.objectives`.
     """
 
     loss: RowLoss
@@ -24,15 +26,19 @@ class Objective(abc.ABC):
     def __init__(self, config: TrainConfig) -> None:
         self.config = config
 
-    @abc.abstractmethod
     def divisor(self, step: Step) -> int:
         """What the summed loss of a global batch is divided by: that of all ranks and microsteps."""
+        raise NotImplementedError
+
+    def extend(self, batch: Batch) -> Batch:
+        """A packed row with what the loss takes beside its labels. Of the row no more is known than its tensors: it
+        may be one that a check or a plan made up.
+        """
+        return batch
 
     def collate(self, row: Row, samples: Samples, *, pad_id: int, varlen: bool) -> Batch:
-        """The tensors of one forward: those of :func:`trainer.batch.collate`, and what the loss takes beside
-        them.
-        """
-        return collate(row, samples, pad_id=pad_id, varlen=varlen)
+        """The tensors of one forward: those of :func:`trainer.batch.collate`, extended."""
+        return self.extend(collate(row, samples, pad_id=pad_id, varlen=varlen))
 
     def batches(
         self,
@@ -51,7 +57,36 @@ class Objective(abc.ABC):
             collate=self.collate,
         )  # fmt: skip
 
+    # ---- what must be known of the policy before its first step ----
 
-def split(out: Tensor | tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor | None]:
+    def steps_ahead(self, data: Data, world: int) -> list[tuple[Samples, Step]]:
+        """Steps that are run without gradients before the first one, and of which samples."""
+        return []
+
+    def note_ahead(
+        self, samples: Samples, rows: Sequence[Row], batches: Sequence[Batch], values: Sequence[Tensor]
+    ) -> None:
+        """Take from one such step what is needed: this rank's rows, their batches, and the values of the loss's
+        chunks, B x S.
+        """
+
+    def share_ahead(self, device: torch.device) -> None:
+        """After the last of them. Collective."""
+
+    def write(self, directory: Path) -> None:
+        """Put what was taken into ``directory``, of which every checkpoint gets a copy."""
+
+    def read(self, directory: Path, data: Data) -> None:
+        """Take it from a checkpoint. Raises ``ValueError`` where it does not fit ``data``."""
+
+
+def split(out: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, Tensor | None]:
     """The loss that a program's model returned, and the row's figures where its objective has some."""
-    return out if isinstance(out, tuple) else (out, None)
+    return (out[0], out[1]) if isinstance(out, tuple) else (out, None)
+
+
+def documents_of(position_ids: Tensor) -> Tensor:
+    """The number of its document for each position: a document begins where positions restart; int64, as
+    ``position_ids``.
+    """
+    return ((position_ids == 0).flatten().cumsum(0) - 1).view(position_ids.shape)

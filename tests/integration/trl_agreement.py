@@ -1,0 +1,157 @@
+"""Losses and gradients of our objectives and of TRL's trainers on the same rows and weights, float32; prints JSON.
+
+``{objective: [our loss, TRL's loss, largest difference of a gradient, largest gradient]}``.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+import tempfile
+import types
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from datasets import Dataset
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
+from trl import DPOConfig, DPOTrainer
+
+from cftdiag.recipe import TrainRecipe
+from cftdiag.recipe.loss import install_loss
+from cftdiag.recipe.packing import Row, Sample
+from trainer import demo
+from trainer.config import TrainConfig
+from trainer.objectives import Objective, objective_of
+from trainer.rows import Reader, Tokens
+
+warnings.simplefilter("ignore")
+torch.set_num_threads(1)
+TOKENIZER = demo.tokenizer()
+PAIRS = [
+    {"prompt": "What is 2 plus 2?", "chosen": " It is 4.", "rejected": " It is 5, I believe."},
+    {"prompt": "Say yes.", "chosen": " yes, yes, yes", "rejected": " no"},
+    {"prompt": "Count.", "chosen": " 1, 2, 3, 4", "rejected": " 1, 3, 2, 4"},
+]
+
+
+class Samples:
+    """Tokens of some rows."""
+
+    digest = "these"
+
+    def __init__(self, tokens: list[Tokens]) -> None:
+        self._tokens = tokens
+        self.samples: list[Sample] = [t.sample(i) for i, t in enumerate(tokens, 1)]
+
+    def __getitem__(self, index: int) -> Tokens:
+        return self._tokens[index]
+
+
+def model(seed: int) -> Any:
+    torch.manual_seed(seed)
+    config = demo.config(
+        num_hidden_layers=2, hidden_size=32, intermediate_size=48, num_attention_heads=2, num_key_value_heads=1,
+        initializer_range=0.2,
+    )  # fmt: skip
+    return AutoModelForCausalLM.from_config(config)
+
+
+def with_loss(plain: nn.Module, objective: Objective) -> nn.Module:
+    """A copy that returns the objective's loss of a row, in two chunks."""
+    made = copy.deepcopy(plain)
+    install_loss(made, TrainRecipe(scope="none", loss_chunks=2, loss=objective.loss))
+    return made
+
+
+def compared(ours: Tensor, own: nn.Module, theirs: Tensor, other: nn.Module) -> list[float]:
+    ours.backward()
+    theirs.backward()
+    gradients = {name: p.grad for name, p in other.named_parameters() if p.grad is not None}
+    apart = [
+        (p.grad - gradients[name]).abs().max() for name, p in own.named_parameters() if p.grad is not None
+    ]
+    assert len(apart) == len(gradients)
+    return [
+        ours.item(),
+        theirs.item(),
+        max(apart).item(),
+        max(g.abs().max() for g in gradients.values()).item(),
+    ]
+
+
+def pairs() -> Samples:
+    reader = Reader(tokenizer=TOKENIZER, vocabulary=272, objective="dpo")
+    return Samples([reader.row(row) for row in PAIRS])
+
+
+def dpo(kind: str, folder: str) -> list[float]:
+    plain, reference = model(0), model(1)
+    arguments = DPOConfig(
+        output_dir=folder, per_device_train_batch_size=len(PAIRS), report_to=[], use_cpu=True, bf16=False, loss_type=kind,
+        activation_checkpointing=False, max_length=256, beta=0.3,
+    )  # fmt: skip
+    trl = DPOTrainer(
+        model=plain,
+        ref_model=reference,
+        args=arguments,
+        train_dataset=Dataset.from_list(PAIRS),
+        processing_class=TOKENIZER,
+    )
+    objective = objective_of(
+        TrainConfig(objective="dpo", dpo_loss=kind, dpo_beta=0.3, batch_size=len(PAIRS) + 2)
+    )
+    samples = pairs()
+    row = Row(samples=(0, 1, 2), length=200)
+    batch = objective.collate(row, samples, pad_id=0, varlen=False)
+    with torch.no_grad():
+        values = with_loss(reference, objective)(**batch)[2]
+    objective.note_ahead(samples, [row], [batch], [values])
+    own = with_loss(plain, objective)
+    total, _ = own(**objective.collate(row, samples, pad_id=0, varlen=False))
+    # In the order of the file: a loader would shuffle it.
+    rows = trl.data_collator([trl.train_dataset[i] for i in range(len(PAIRS))])
+    theirs = trl._compute_loss(trl.model, dict(rows), False)
+    return compared(total / len(PAIRS), own, theirs, plain)
+
+
+def orpo() -> list[float]:
+    """The part of the odds ratio. TRL's likelihood counts the prompt too, ours the answer alone."""
+    from trl.experimental.orpo import ORPOTrainer
+
+    plain = model(0)
+    objective = objective_of(TrainConfig(objective="dpo", dpo_loss="orpo", dpo_beta=0.3, batch_size=3))
+    samples, row = pairs(), Row(samples=(0, 1, 2), length=200)
+    batch = objective.collate(row, samples, pad_id=0, varlen=False)
+    own, other = with_loss(plain, objective), copy.deepcopy(plain)
+    total, _ = own(**batch)
+    means = []
+    for index in range(3):
+        for ids, labels in samples[index].documents:
+            logits = other(input_ids=torch.tensor([list(ids)])).logits[0, :-1]
+            losses = nn.functional.cross_entropy(
+                logits, torch.tensor(list(labels))[1:], reduction="sum", ignore_index=-100
+            )
+            means.append(-losses / sum(label != -100 for label in labels[1:]))
+    chosen, rejected = torch.stack(means[::2]), torch.stack(means[1::2])
+    stand_in = types.SimpleNamespace(beta=0.3, accelerator=types.SimpleNamespace(device="cpu"))
+    ratios = ORPOTrainer.odds_ratio_loss(stand_in, chosen, rejected)[0]
+    return compared(total / 3, own, (-chosen - ratios).mean(), other)
+
+
+def main(folder: str) -> None:
+    found: dict[str, Callable[[], list[float]]] = {
+        "sigmoid": lambda: dpo("sigmoid", folder),
+        "ipo": lambda: dpo("ipo", folder),
+        "orpo": orpo,
+    }
+    print(json.dumps({name: make() for name, make in found.items()}))
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as scratch:
+        main(scratch)
+    sys.stdout.flush()

@@ -100,10 +100,21 @@ def edit_line(edit: Any) -> str:
     return "; ".join(str(edit).splitlines())
 
 
-def other_verified(finding: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The verified remedies of a finding beside its best."""
+def also_shown(finding: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The remedies that are shown beside the best: the verified ones; where the best is by hand and holds under a
+    condition only, those under another condition, because nothing says which of them is met.
+    """
     best = wording.best_remedy(finding)
-    return [r for r in finding.get("remedies") or () if r.get("verified") and r is not best]
+    others = [r for r in finding.get("remedies") or () if r is not best]
+    verified = [r for r in others if r.get("verified")]
+    if verified or best is None or not _conditional(best):
+        return verified
+    return [r for r in others if _conditional(r)]
+
+
+def _conditional(remedy: Mapping[str, Any]) -> bool:
+    """True for a remedy in words that says first where it applies, as remedies of causes do."""
+    return not remedy.get("change") and str(remedy.get("summary")).startswith(("Where ", "If "))
 
 
 def _moved(row: Mapping[str, Any], kind: str = "") -> str:

@@ -128,7 +128,7 @@ def _finding(console: Console, finding: Mapping[str, Any]) -> None:
     remedy = wording.best_remedy(finding)
     if remedy is not None:
         _remedy(console, finding, remedy, "fix    ")
-    shown = advice.other_verified(finding)
+    shown = advice.also_shown(finding)
     for other in shown:
         _remedy(console, finding, other, "or     ")
     others = len(finding.get("remedies") or []) - (remedy is not None) - len(shown)

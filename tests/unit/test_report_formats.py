@@ -326,6 +326,16 @@ def test_a_step_of_diagnosis_is_never_shown_as_the_fix() -> None:
     assert advice.mark(learn) == "to learn more, no fix"
 
 
+def test_remedies_by_hand_under_other_conditions_are_shown_beside_the_first() -> None:
+    batch = {"summary": "Where it depends on the batch: decide it before.", "verified": None}
+    values = {"summary": "Where it depends on activations: torch.where.", "verified": None}
+    other = {"summary": "Another attention.", "change": {"attn": "sdpa"}, "verified": None}
+    assert advice.also_shown({"remedies": [batch, other, values]}) == [values]
+    proved = {**other, "verified": True}
+    assert advice.also_shown({"remedies": [batch, values, proved]}) == [proved]
+    assert advice.also_shown({"remedies": [other, batch, values]}) == []
+
+
 def test_lines_of_source_stand_in_the_page_only_as_they_were_checked(tmp_path: Path) -> None:
     program, secret = tmp_path / "model.py", tmp_path / "key"
     program.write_text("def f(x):\n    y = 1\n    if x.all():  # <b>\n        y = 2\n    return y\n")

@@ -293,7 +293,7 @@ class _Check:
             if steps.interrupted:
                 return None
             comparison = self.numerics(runs[repr(unlimited(changed))], changed)
-            return None if comparison is None else comparison.ok
+            return None if comparison is None or _undone(changed, comparison) else comparison.ok
 
         if options != asked:
             # the same blocks and lengths without any remedy: what a proof is held against
@@ -322,6 +322,12 @@ def _outcome(first: BuiltPass, options: CheckOptions, numerics: Numerics | None 
     """One pass judged by itself."""
     whole = first if first.mode == "fullgraph" else None
     return judge(first, None, make_context(first, options, whole=whole, numerics=numerics))
+
+
+def _undone(changed: CheckOptions, comparison: Numerics) -> bool:
+    """True where the program set again what the change had set, so that the comparison proves nothing of it."""
+    wanted = changed.patch.torch_config
+    return any(name in wanted and value != wanted[name] for name, value in comparison.config.items())
 
 
 def _comparison(done: PassResult) -> Numerics | None:

@@ -195,12 +195,14 @@ def _blocks(
     broken = [pattern for f in findings if f.kind == "graph_break" for pattern in f.blocks]
     # what hit the limit runs eager from then on, whatever was captured before
     limited = [pattern for f in findings if f.kind == "limit_hit" for pattern in f.blocks]
+    kinds = {b.fqn: b.kind for b in context.blocks}
+    compiled = {kinds.get(e.block or "") for e in main.events if is_compile(e)}
     return tuple(
         BlockResult(
             fqn=b.fqn,
             cls=b.cls,
             kind=b.kind,
-            graphs=len(main.graphs.get(b.fqn, ())),
+            graphs=None if context.graphs is None and b.kind in compiled else len(main.graphs.get(b.fqn, ())),
             graph_breaks=sum(covers(pattern, b.fqn) for pattern in broken),
             recompiles=recompiled.count(b.fqn),
             fullgraph=False

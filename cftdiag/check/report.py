@@ -15,12 +15,14 @@ VERDICTS = ("viable", "viable_with_recompiles", "not_viable", "error")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BlockResult:
-    """What became of one block. ``fullgraph`` is None where no fullgraph pass ran for it."""
+    """What became of one block. ``fullgraph`` is None where no fullgraph pass ran for it, ``graphs`` where a subject
+    compiles itself with a backend whose runs are not counted.
+    """
 
     fqn: str
     cls: str
     kind: str
-    graphs: int = 0
+    graphs: int | None = 0
     graph_breaks: int = 0
     recompiles: int = 0
     fullgraph: bool | None = None

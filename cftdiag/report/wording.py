@@ -201,7 +201,9 @@ def verdict_facts(data: Mapping[str, Any]) -> str:
     facts = []
     if blocks:
         whole = sum(1 for b in blocks if b.get("fullgraph"))
-        facts.append(f"{whole} of {plural(len(blocks), 'block')} fullgraph")
+        unknown = all(b.get("fullgraph") is None for b in blocks)
+        number = plural(len(blocks), "block")
+        facts.append(f"{number}, fullgraph unknown" if unknown else f"{whole} of {number} fullgraph")
     facts.append(plural(len(data["compiles"]), "compile"))
     facts += [
         plural(count, severity)

@@ -10,11 +10,12 @@ import os
 import pytest
 
 from cftdiag.check import strategy
-from cftdiag.check.driver import run
+from cftdiag.check.driver import _undone, run
 from cftdiag.check.judge import judge, make_context, only_uneven, raised_events
 from cftdiag.check.outcome import is_compile
 from cftdiag.check.runner import BuiltPass, PassResult, Runner, gather
 from cftdiag.details import BreakDetail, CompileDetail, ErrorDetail
+from cftdiag.diagnose.engine.probes import Numerics
 from cftdiag.errors import EnvironmentUnfit, InputError
 from cftdiag.events import Event, Frame
 from cftdiag.findings import Finding, Where
@@ -33,6 +34,7 @@ from cftdiag.passes.messages import (
     StepShape,
     Unfit,
 )
+from cftdiag.report import wording
 from cftdiag.subject import Origin
 
 OPTIONS = CheckOptions(model="m.py:build")
@@ -383,3 +385,21 @@ def test_a_failure_of_the_program_itself_is_refused():
     with pytest.raises(InputError, match=r"fails without torch\.compile too"):
         run(OPTIONS, Runner(ORIGIN, launcher))
     assert [task.mode for task in launcher.tasks] == ["auto", "eager"]
+
+
+@pytest.mark.parametrize("events, graphs", [([Observed(event=compiled())], [None, None]), ([], [0, 0])])
+def test_graphs_of_a_backend_that_is_not_counted_are_unknown(events, graphs):
+    """A subject that compiles itself with torch.compile(block): the runs of its graphs are not seen, its compiles are."""
+    program = dataclasses.replace(PROGRAM, wrap=True, weightless=True)
+    launcher = Told([program, *events, Result(graphs={}, fullgraph={}, calls={})])
+    report = run(OPTIONS.with_(verify=False), Runner(ORIGIN, launcher))
+    assert [b.graphs for b in report.blocks] == graphs
+    assert wording.verdict_facts(report.to_dict()).startswith("2 blocks, fullgraph unknown, ")
+
+
+def test_a_setting_that_the_program_takes_back_proves_nothing():
+    name = "torch._functorch.config.activation_memory_budget"
+    changed = OPTIONS.with_(torch_config={name: 1.0})
+    assert _undone(changed, Numerics(ok=False, config={name: 0.0}))
+    assert not _undone(changed, Numerics(ok=False))
+    assert not _undone(OPTIONS, Numerics(ok=False, config={name: 0.0}))

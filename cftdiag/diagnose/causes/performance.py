@@ -12,7 +12,8 @@ MANY_BLOCKS = 8
 CAUSES = (
     cause(
         "silent_wrong_numerics",
-        says="`{name}` differs between compiled and eager: {eager} eager, {compiled} compiled (relative {rel}){config}.",
+        says="`{name}` differs between compiled and eager: its norm is {eager} eager, {compiled} compiled, "
+        "the difference {rel} of eager's{config}.",
         kinds=("numerics",),
         remedies=(
             Remedy(

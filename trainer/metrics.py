@@ -125,6 +125,8 @@ def summary(record: dict[str, Any]) -> str:
         parts.append("eager")
     if record["compile_seconds"]:
         parts.append(f"compiled {record['compile_seconds']:.1f} s")
+    if caches := record.get("caches"):
+        parts.append("caches: " + ", ".join(f"{count} {answer}" for answer, count in sorted(caches.items())))
     if record["recompiles"]:
         parts.append(f"{len(record['recompiles'])} recompiles: {record['recompiles'][0]['reason']}")
     if record.get("leak") is not None:

@@ -8,6 +8,7 @@ warm-up as step 0, where the monitor is already in step 1.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -34,16 +35,19 @@ class Recording:
                 track(block, name, self.recorder)
 
     def step(self) -> dict[str, Any]:
-        """Of the events since the last call: ``compile_seconds``, ``graphs`` (compiled) and ``recompiles``
-        with block and reason.
+        """Of the events since the last call: ``compile_seconds``, ``graphs`` (compiled), ``recompiles`` with block and
+        reason, and, where compile caches were asked, ``caches``: number by cache and answer (``hit``, ``miss``,
+        ``bypass``).
         """
         events = self.recorder.events[self._seen :]
         self._seen += len(events)
         compiles = [e for e in events if e.kind == "compile"]
+        asked = Counter(f"{e.cached.cache} {e.cached.outcome}" for e in events if e.kind == "cache")
         return {
             "compile_seconds": round(sum(e.seconds.get("total", 0.0) for e in compiles), 3),
             "graphs": sum(e.compiled.status == "ok" for e in compiles),
             "recompiles": [{"block": e.block, "reason": _reason(e)} for e in events if e.kind == "recompile"],
+            **({"caches": dict(asked)} if asked else {}),
         }
 
     def eager_blocks(self, blocks: Mapping[str, nn.Module]) -> list[str]:

@@ -18,8 +18,11 @@ from cftdiag.monitor.follow import Tail
 #: Seconds that an event waits for the same one of the other ranks before it is told; told at once when all
 #: have it.
 JOIN_S = 2.0
+_CACHES = {"fx_graph": "FX graph", "aotautograd": "AOTAutograd"}
 #: Lines told at most; what comes after is counted.
 MAX_LINES = 200
+#: Compiles whose cache lookups are told; the report has all.
+MAX_LOOKUPS = 40
 
 
 class Narrator:
@@ -32,6 +35,7 @@ class Narrator:
         self._rules: dict[int, Rules] = {}
         self._waiting: dict[tuple[Any, ...], tuple[float, list[Event], list[str]]] = {}
         self._ranks: set[int] = set()
+        self._compiles: set[tuple[Any, ...]] = set()
         self._counts: dict[str, int] = {}
         self._lines = 0
 
@@ -76,6 +80,12 @@ class Narrator:
             shouts = [a.message for a in alarms if a.kind in ("limit_near", "compile_budget")]
             late = any(a.kind == "recompile_after_warmup" for a in alarms)
             unplanned = any(a.kind == "unplanned_recompile" for a in alarms)
+            if event.kind == "cache":
+                key: tuple[Any, ...] = (event.step, event.kind, event.block, event.compile_id)
+                self._compiles.add(key)
+                if len(self._compiles) <= MAX_LOOKUPS:
+                    self._waiting.setdefault(key, (time.monotonic(), [], []))[1].append(event)
+                continue
             if event.kind not in TOLD and not shouts:
                 continue
             marks = [
@@ -97,27 +107,13 @@ class Narrator:
 
     def _tell(self, before: float) -> None:
         for key, (since, events, marks) in list(self._waiting.items()):
-            if since <= before or {e.rank for e in events} >= self._ranks:
+            # the lookups of one compile come one after the other: of them the last is never known
+            whole = events[0].kind != "cache" and {e.rank for e in events} >= self._ranks
+            if since <= before or whole:
                 del self._waiting[key]
-                self._say(events, marks)
+                self._line(_lookups(events) if events[0].kind == "cache" else _told(events), marks)
 
-    def _say(self, events: list[Event], marks: list[str]) -> None:
-        event = events[0]
-        ranks = sorted({e.rank for e in events})
-        batch = event.detail.batch
-        facts = [
-            f"step {event.step}",
-            ranks_text(ranks),
-            f"{event.kind} of {event.block or (event.code.qualname if event.code else '?')}",
-        ]
-        if batch:
-            facts.append(f"batch {' x '.join(map(str, batch))}")
-        text = ", ".join(facts) + f": {why(event) if event.kind in TOLD else ''}"
-        if event.kind == "error" and not event.detail.cause:
-            text = (
-                ", ".join(facts)
-                + f": {event.failed.type}: {shorten(' '.join(event.failed.message.split()), 200)}"
-            )
+    def _line(self, text: str, marks: list[str]) -> None:
         self._lines += 1
         if self._lines <= MAX_LINES:
             self._print(f"{text}{''.join(f' [{mark}]' for mark in marks)}")
@@ -137,3 +133,36 @@ _NOUNS = (
     ("limit_hit", "limit hit"),
     ("error", "error"),
 )
+
+
+def _told(events: list[Event]) -> str:
+    """One event of several ranks."""
+    event = events[0]
+    facts = [
+        f"step {event.step}",
+        ranks_text(sorted({e.rank for e in events})),
+        f"{event.kind} of {event.block or (event.code.qualname if event.code else '?')}",
+    ]
+    if batch := event.detail.batch:
+        facts.append(f"batch {' x '.join(map(str, batch))}")
+    said = why(event) if event.kind in TOLD else ""
+    if event.kind == "error" and not event.detail.cause:
+        said = f"{event.failed.type}: {shorten(' '.join(event.failed.message.split()), 200)}"
+    return f"{', '.join(facts)}: {said}"
+
+
+def _lookups(events: list[Event]) -> str:
+    """What the compile caches answered to one compile, on all its ranks."""
+    first = events[0]
+    ranks = ranks_text(sorted({e.rank for e in events}))
+    answers: dict[str, list[Event]] = {}
+    for event in events:
+        cache = _CACHES.get(event.cached.cache or "", event.cached.cache)
+        answers.setdefault(f"{cache} cache {event.cached.outcome}", []).append(event)
+    parts = [f"{count} x {text}" if (count := len(found)) > 1 else text for text, found in answers.items()]
+    near = next((e.cached for e in events if e.cached.differs), None)
+    if near is not None:
+        parts.append(f"differs from {near.nearest} in {', '.join(near.differs or ())}")
+    return (
+        f"step {first.step}, {ranks}, compile {first.compile_id} of {first.block or '?'}: {', '.join(parts)}"
+    )

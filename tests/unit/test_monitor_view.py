@@ -132,6 +132,31 @@ def test_equal_events_of_several_ranks_are_one_line(tmp_path: Path, capsys: Any)
     assert told[1] == f"cftdiag: ranks 0-1: 2 recompiles; cftdiag report {tmp_path / 'run'}"
 
 
+def test_what_the_caches_answered_to_a_compile_is_one_line(tmp_path: Path, capsys: Any) -> None:
+    def lookup(rank: int, cache: str, outcome: str, **more: Any) -> Any:
+        detail = {"cache": cache, "outcome": outcome, **more}
+        return samples.event("cache", step=2, rank=rank, compile_id="0/1", detail=detail)
+
+    near = {"nearest": "0/0", "differs": ["example_inputs[0]"]}
+    by_rank = {
+        rank: [
+            samples.head(rank, 2),
+            lookup(rank, "aotautograd", "miss"),
+            lookup(rank, "fx_graph", "hit"),
+            lookup(rank, "fx_graph", "miss", **near),
+        ]
+        for rank in (0, 1)
+    }
+    narrator = Narrator(samples.write_run(tmp_path / "run", by_rank))
+    narrator.poll()
+    assert capsys.readouterr().err == "", "more lookups of this compile may come"
+    narrator.end(0)
+    assert capsys.readouterr().err.splitlines()[0] == (
+        "cftdiag: step 2, ranks 0-1, compile 0/1 of layers.0: 2 x AOTAutograd cache miss, 2 x FX graph cache hit, "
+        "2 x FX graph cache miss, differs from 0/0 in example_inputs[0]"
+    )
+
+
 def test_an_event_waits_a_moment_for_the_other_ranks(tmp_path: Path, capsys: Any) -> None:
     by_rank = {
         0: [samples.head(0, 2), samples.event("recompile", step=5, detail={"cause": "seq_len"})],

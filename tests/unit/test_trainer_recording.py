@@ -1,6 +1,8 @@
-"""Which blocks ran no graph."""
+"""Which blocks ran no graph, and what the metrics tell of a step's compiles."""
 
 from __future__ import annotations
+
+import monitor_samples as samples
 
 from trainer.recording import Recording
 
@@ -15,3 +17,14 @@ def test_a_stack_that_is_never_called_is_no_eager_block() -> None:
     assert recording.eager_blocks(blocks) == ["text.layers.1"]  # type: ignore[arg-type]
     recording.recorder.graphs["text.layers.1"] = {"0/0"}
     assert recording.eager_blocks(blocks) == []  # type: ignore[arg-type]
+
+
+def test_the_answers_of_the_compile_caches_are_counted_by_step() -> None:
+    recording = Recording(rank=0)
+    assert "caches" not in recording.step()
+    answers = [("fx_graph", "hit"), ("fx_graph", "hit"), ("aotautograd", "miss")]
+    recording.recorder.events.extend(
+        samples.event("cache", detail={"cache": cache, "outcome": outcome}) for cache, outcome in answers
+    )
+    assert recording.step()["caches"] == {"fx_graph hit": 2, "aotautograd miss": 1}
+    assert "caches" not in recording.step()

@@ -73,8 +73,9 @@ gpu:  ## on a machine with a GPU: hold predictions for it against it, kernels, r
 notebooks: $(STAMP)  ## run the notebooks again and keep what they print and draw
 	PYTHONPATH=$(CURDIR) $(BIN)/python -m tests.notebooks
 
-docs: $(STAMP)  ## write the pages of the causes and the table of proved remedies
+docs: $(STAMP)  ## write the pages of the causes, the reference of the JSON and the table of proved remedies
 	$(BIN)/python -m cftdiag.diagnose.pages docs/causes
+	$(BIN)/python -m tests.json_reference docs/json.md
 	$(BIN)/python -m tests.cases.proved docs/proved-remedies.md
 
 doctor: $(STAMP)  ## what works on this machine

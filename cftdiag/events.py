@@ -130,12 +130,14 @@ class Event:
     """
 
     kind: str
+    """``compile``, ``graph_break``, ``recompile``, ``limit_hit``, ``cache``, ``graph_output``, ``error`` or ``step``."""
     time: float
     """Unix time in seconds."""
     rank: int = 0
     step: int = 0
     microstep: int = 0
     compile_id: str | None = None
+    """``0/1``: frame and compile of it."""
     region: str | None = None
     """``forward``, ``backward`` or a resume function's name."""
     block: str | None = None
@@ -144,7 +146,9 @@ class Event:
     """
     block_class: str | None = None
     code: Code | None = None
+    """The function that was compiled."""
     reasons: tuple[Reason, ...] = ()
+    """Of a recompile or a limit: why each cache entry did not match."""
     guard: Guard | None = None
     """The guard of the closest reason."""
     stack: tuple[Frame, ...] = ()

@@ -23,9 +23,13 @@ class Where:
     """The line to look at: the user's or the model's own code before a library's. Every field may be None."""
 
     file: str | None = None
+    """Path of the file, whole where it is known."""
     line: int | None = None
+    """Number of the line, from 1."""
     function: str | None = None
+    """Qualified name of the function around it."""
     code: str | None = None
+    """The source line, stripped."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,6 +43,7 @@ class Remedy:
     """
 
     summary: str
+    """What to do, in a sentence or two."""
     change: Mapping[str, Any] | None = None
     edit: str | None = None
     applicability: str = "by_hand"
@@ -49,6 +54,7 @@ class Remedy:
     why_not: str | None = None
     """Of a remedy that was tried in vain: what is left or what it would do instead."""
     unsafe: bool = False
+    """True for a change that gives up a safety check of torch."""
 
     def __post_init__(self) -> None:
         if self.applicability not in APPLICABILITIES:
@@ -62,19 +68,32 @@ class Finding:
     """A cause, where it is, which blocks it hits and what to do."""
 
     kind: str
+    """One of :data:`KINDS`."""
     cause: str
+    """Key of the cause; ``cftdiag explain CAUSE`` has its page."""
     severity: str
+    """One of :data:`SEVERITIES`."""
     blocks: tuple[str, ...] = ()
+    """Names of the blocks that it hits."""
     where: Where = dataclasses.field(default_factory=Where)
     guard: str | None = None
+    """The guard that missed, of a recompile or a limit."""
     gb_id: str | None = None
+    """Number of a graph break in torch's registry (``GB0170``)."""
     count: int = 1
+    """How often it was met."""
     steps: tuple[int, ...] = ()
+    """Optimizer steps in which it was met, from 1; 0 while warming."""
     lengths: tuple[int, ...] = ()
+    """Lengths of the batches in which it was met."""
     evidence: tuple[str, ...] = ()
+    """Lines of torch's that it rests on."""
     explanation: str = ""
+    """What happened here, with the values of this case."""
     remedies: tuple[Remedy, ...] = ()
+    """Ways out, the best first."""
     doc: str | None = None
+    """Page of the cause, or torch's own page of the break."""
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:

@@ -35,22 +35,30 @@ class BlockResult:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CheckReport:
-    """Result of one check. Mappings hold what DESIGN's ``cftdiag.check/1`` names; seconds and gigabytes (1e9
-    bytes).
-    """
+    """Result of one check; seconds and gigabytes (1e9 bytes)."""
 
     verdict: str
+    """One of :data:`VERDICTS`."""
     subject: Mapping[str, Any]
+    """What was checked: model, options, lengths, number of parameters."""
     depth: str
+    """How deep it was checked: ``trace``, ``joint``, ``codegen`` or ``run``."""
     target: str | None = None
+    """Device that code was generated for."""
     environment: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     blocks: tuple[BlockResult, ...] = ()
+    """What was to be compiled, in the order of the model."""
     findings: tuple[Finding, ...] = ()
+    """What is wrong or will cost time, the worst first."""
     compiles: tuple[Mapping[str, Any], ...] = ()
+    """Every compile with its step, length, block and cause."""
     forecast: Mapping[str, Any] | None = None
+    """With data: compiles by step of the data, and the regions of batch x length that share a graph."""
     timing: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     undetermined: tuple[str, ...] = ()
+    """What this depth or these assumptions leave open, a sentence each."""
     check: Any = None
+    """What a Subject's own ``check`` returned."""
     script: Mapping[str, Any] | None = None
     """What only a command has: ``command``, ``launcher``, ``ranks``, ``steps``, how it ``ended``, the paths it
     has ``written``, the (rows, length) of its ``batches`` by step.

@@ -19,6 +19,7 @@ class Entry:
     """One known finding. All but fingerprint and severity is for its reader."""
 
     fingerprint: str
+    """What the finding is about, without lines, addresses and folders."""
     severity: str
     kind: str
     cause: str

@@ -21,6 +21,7 @@ from cftdiag.passes.settings import torch_config
 from cftdiag.payoff.eager_work import REST, EagerWork
 from cftdiag.payoff.saved import Saved
 from cftdiag.recipe import BlockGroup, Program, TrainRecipe, apply_recipe, block_groups
+from cftdiag.recipe.activation_checkpointing import is_saved
 from cftdiag.subject import Origin
 from cftdiag.target import lowering, sdpa
 from cftdiag.target.devices import Device, device
@@ -156,7 +157,7 @@ class _Measure:
             self._step(prepared, program, at)
         program.zero_grad()
         with _attention_as_on(self.spec):
-            saved = self._saved(prepared, program, regions, self._shapes(prepared, at))
+            saved = self._saved(prepared, program, regions, self._shapes(prepared, at), eager=True)
 
         def part(name: str, region: str, count: int = 1) -> Part:
             return Part(name=name, count=count, eager=counted.work(region), saved_eager=saved[region])
@@ -203,11 +204,15 @@ class _Measure:
         program: Program,
         regions: Mapping[str, nn.Module],
         shapes_to_run: Sequence[tuple[int, int]],
+        *,
+        eager: bool = False,
     ) -> dict[str, tuple[SavedAt, ...]]:
         """What each region keeps for backward at each (batch size, length)."""
+        # what a compiled region keeps is the partitioner's affair, and autograd's hooks see all of it
+        selective = eager and self.options.compile.ac == "selective"
         found: dict[str, list[SavedAt]] = {name: [] for name in (BODY, *regions, REST)}
         for at in shapes_to_run:
-            saved = Saved(prepared.subject.model, regions)
+            saved = Saved(prepared.subject.model, regions, is_saved if selective else None)
             with saved.counting():
                 self._step(prepared, program, at)
             program.zero_grad()

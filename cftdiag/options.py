@@ -26,7 +26,7 @@ DEPTHS = ("trace", "joint")
 FAST_FORWARD = ("auto", "always", "never")
 FAIL_ON = ("error", "warning", "never")
 ROUTING = ("balanced", "idle_and_single", "all_to_first")
-OBJECTIVES = ("sft", "pretrain", "dpo")
+OBJECTIVES = ("sft", "pretrain", "dpo", "grpo")
 METHODS = ("full", "osft", "lora", "qlora", "qat")
 
 DEFAULT_LENGTHS = (512, 640, 777, 1024)

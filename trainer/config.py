@@ -22,6 +22,7 @@ METHOD_OPTIONS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 """What the names of the options begin with that a method reads."""
 DPO_LOSSES = ("sigmoid", "ipo", "orpo")
+GRPO_LOSSES = ("dapo", "grpo", "dr_grpo")
 TRACKERS = ("tensorboard", "wandb", "mlflow")
 TRAIN_DTYPES = (*DTYPES, "float64")
 TRAIN_DTYPE_ALIASES = {**DTYPE_ALIASES, "fp64": "float64"}
@@ -35,7 +36,17 @@ _NOT_NEGATIVE = (
         "skip_nonfinite",
         "measure_eager",
     ),
-    *("learning_rate", "weight_decay", "max_grad_norm", "min_lr_ratio", "eps", "lora_alpha", "dpo_beta"),
+    *(
+        "learning_rate",
+        "weight_decay",
+        "max_grad_norm",
+        "min_lr_ratio",
+        "eps",
+        "lora_alpha",
+        "dpo_beta",
+        "grpo_beta",
+        "grpo_clip",
+    ),
 )
 
 
@@ -104,12 +115,27 @@ class TrainConfig:
     # objective
     objective: str = _option(
         "sft",
-        "what is learnt: sft (labelled tokens), pretrain (all tokens of texts), dpo (a better answer against a worse one)",
+        "what is learnt: sft (labelled tokens), pretrain (all tokens of texts), dpo (a better answer against a worse one), "
+        "grpo (sampled answers by their reward)",
         OBJECTIVES,
     )
     dpo_loss: str = _option("sigmoid", "of a pair: DPO's own, IPO's, or ORPO's (no reference)", DPO_LOSSES)
     dpo_beta: float = _option(
         0.1, "how much the reference holds (IPO: tau; ORPO: the weight of the odds ratio)"
+    )
+    reward: str | None = _option(
+        None,
+        "for grpo, module:function: called with prompts, completions and the data's other columns; a number each",
+    )
+    grpo_generations: int = _option(8, "answers sampled to each prompt; batch-size counts prompts")
+    grpo_completion_tokens: int = _option(256, "most tokens of an answer")
+    grpo_temperature: float = _option(1.0, "of sampling")
+    grpo_loss: str = _option(
+        "dapo", "mean over all tokens, over answers, or by the longest answer allowed", GRPO_LOSSES
+    )
+    grpo_clip: float = _option(0.2, "the ratio to the sampling policy is clipped to 1 - clip, 1 + clip")
+    grpo_beta: float = _option(
+        0.0, "weight of the divergence from the policy before the first step; 0: none is kept"
     )
     # method
     method: str | None = _option(None, "what is trained, and in which form; default: full", METHODS)
@@ -216,7 +242,7 @@ class TrainConfig:
     max_steps: int | None = _option(None, "stop after this many optimizer steps")
     max_tokens: int | None = _option(None, "stop after this many tokens")
     learning_rate: float | None = _option(
-        None, "peak learning rate; default 2e-5, 1e-6 for objective dpo, 1e-3 with --demo"
+        None, "peak learning rate; default 2e-5, 1e-6 for objectives dpo and grpo, 1e-3 with --demo"
     )
     beta1: float = _option(0.9, "AdamW")
     beta2: float = _option(0.95, "AdamW")
@@ -258,6 +284,8 @@ class TrainConfig:
         for field in dataclasses.fields(self):
             _check_value(field, getattr(self, field.name))
         self._decide_method()
+        if self.demo and self.objective == "grpo" and self.reward is None:
+            object.__setattr__(self, "reward", "trainer.demo:reward")
         self._check_pairs()
 
     def _decide_method(self) -> None:
@@ -352,14 +380,34 @@ class TrainConfig:
             )
         if self.objective == "dpo" and self.dpo_beta <= 0:
             raise ValueError(f"dpo-beta must be above 0, not {self.dpo_beta}")
+        if self.objective == "grpo":
+            self._check_grpo()
+
+    def _check_grpo(self) -> None:
+        if self.grpo_generations < 2:
+            raise ValueError(
+                f"grpo-generations must be at least 2, not {self.grpo_generations}: answers are compared with each other"
+            )
+        if self.grpo_completion_tokens < 1:
+            raise ValueError(f"grpo-completion-tokens must be at least 1, not {self.grpo_completion_tokens}")
+        if not 0 < self.grpo_temperature < math.inf:
+            raise ValueError(f"grpo-temperature must be above 0, not {self.grpo_temperature}")
+        if self.prompt_capacity < 1:
+            raise ValueError(
+                f"grpo-completion-tokens {self.grpo_completion_tokens} leaves no room for a prompt in rows of "
+                f"{self.row_capacity} tokens; give less, or a higher max-tokens-per-gpu"
+            )
+        if self.streaming or self.num_workers:
+            raise ValueError("objective grpo makes its rows itself; leave out streaming and num-workers")
 
     def without_effect(self) -> list[str]:
         """Options of a method or an objective that is not the run's and that were set to something: lines to
         tell.
         """
         lines = []
-        for objective in ("dpo",):
+        for objective in ("dpo", "grpo"):
             own = [f.name for f in dataclasses.fields(self) if f.name.startswith(f"{objective}_")]
+            own += ["reward"] if objective == "grpo" else []
             given = [_flag(name) for name in own if getattr(self, name) != _default(name)]
             if given and objective != self.objective:
                 lines.append(f"{', '.join(given)}: no effect without --objective {objective}")
@@ -424,6 +472,11 @@ class TrainConfig:
     def row_capacity(self) -> int:
         """Most tokens of one row: ``max_tokens_per_gpu`` rounded down to the padding multiple."""
         return self.max_tokens_per_gpu // max(1, self.pad_to_multiple_of) * self.pad_to_multiple_of
+
+    @property
+    def prompt_capacity(self) -> int:
+        """Most tokens of a sample of the data: an answer that is written to it needs room in the row."""
+        return self.row_capacity - (self.grpo_completion_tokens if self.objective == "grpo" else 0)
 
     @property
     def epochs(self) -> int | None:

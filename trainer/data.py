@@ -56,13 +56,19 @@ def open_data(
     if not path:
         raise ValueError("no data: give --data-path, or --demo for the embedded set")
 
+    if config.objective == "grpo" and config.reward is None:
+        raise ValueError("no reward: give --reward module:function, or --demo for the embedded one")
     set_template(tokenizer, config.chat_template)
 
-    cache = Path(config.token_cache) if config.token_cache else Path(config.output_dir) / "tokens"
+    cache: Path | None = (
+        Path(config.token_cache) if config.token_cache else Path(config.output_dir) / "tokens"
+    )
+    if config.objective == "grpo":  # whose reward reads the rows themselves
+        cache = None
 
     def read(file: str) -> Records:
         return Records(
-            file, tokenizer, vocabulary=vocabulary, capacity=config.row_capacity,
+            file, tokenizer, vocabulary=vocabulary, capacity=config.prompt_capacity,
             bad_records=config.bad_records, over_long=config.over_long, streaming=config.streaming,
             train_on=config.train_on, objective=config.objective, cache=cache, write_cache=write_cache, report=report,
         )  # fmt: skip

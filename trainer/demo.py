@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import random
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,9 @@ _WORDS = "amber basin cedar delta ember fjord grove haven inlet jetty knoll ledg
 
 def data_of(directory: Path, objective: str) -> Path:
     """The demo's data for an objective."""
-    return directory / {"pretrain": "text.jsonl", "dpo": "pairs.jsonl"}.get(objective, "train.jsonl")
+    return directory / {"pretrain": "text.jsonl", "dpo": "pairs.jsonl", "grpo": "prompts.jsonl"}.get(
+        objective, "train.jsonl"
+    )
 
 
 def write_texts(path: Path, *, count: int = 240, seed: int = 0) -> None:
@@ -48,6 +51,26 @@ def write_pairs(path: Path, *, count: int = 240, seed: int = 0) -> None:
                 "rejected": [{"role": "assistant", "content": wrong}],
             }
             file.write(json.dumps(row) + "\n")
+
+
+def write_prompts(path: Path, *, count: int = 240, seed: int = 0) -> None:
+    """A JSONL file of prompts that ask for a letter, with the letter in a column of its own."""
+    rng = random.Random(seed)
+    with open(path, "w", encoding="utf-8") as file:
+        for _ in range(count):
+            letter = rng.choice("abc")
+            prompt = [{"role": "user", "content": f"Write {letter} and nothing else."}]
+            file.write(json.dumps({"prompt": prompt, "letter": letter}) + "\n")
+
+
+def reward(
+    prompts: Sequence[Any], completions: Sequence[Any], letter: Sequence[str], **_columns: Any
+) -> list[float]:
+    """A reward that can be verified, in the form that TRL's have too: the share of an answer's characters that are
+    the letter asked for.
+    """
+    texts = [answer if isinstance(answer, str) else answer[-1]["content"] for answer in completions]
+    return [text.count(wanted) / max(1, len(text)) for text, wanted in zip(texts, letter, strict=True)]
 
 
 def write_data(path: Path, *, count: int = 240, seed: int = 0) -> None:
@@ -120,7 +143,7 @@ def write(directory: str | Path) -> Path:
         config().save_pretrained(directory)
         tokenizer().save_pretrained(directory)
         write_data(directory / "train.jsonl")
-    for objective, write_rows in (("pretrain", write_texts), ("dpo", write_pairs)):
+    for objective, write_rows in (("pretrain", write_texts), ("dpo", write_pairs), ("grpo", write_prompts)):
         if not (path := data_of(directory, objective)).exists():
             write_rows(path)
     return directory

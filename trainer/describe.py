@@ -17,14 +17,13 @@ def describe(
     """What is trained, how it is wrapped, what is compiled."""
     trained = sum(p.numel() for p in program.model.parameters() if p.requires_grad)
     total = elements(program.model)
-    lengths = [n for step in data.lengths for micro in step for n in micro]
     lines = [
         f"{model_class(program.source.config).__name__}: {len(program.blocks)} blocks, {total:,} parameters, {trained:,} trained ({config.method})",
         f"attention {program.source.attn} ({program.source.attn_reason}), dtype {program.dtype}, ac {config.ac}, "
         f"mesh {tuple(program.mesh.shape)} {program.device.type}, built in {seconds:.1f} s",
         f"compile scope {config.scope}"
         + (f", backend {config.backend}, dynamic {config.dynamic}" if config.scope != "none" else ""),
-        f"{len(data.train):,} samples, {len(data.steps):,} steps, rows of {min(lengths)} to {max(lengths)} tokens",
+        _of_data(program, data, config),
     ]
     if idle := idle_modules(program.model):
         left = sum(p.numel() for name in idle for p in program.model.get_submodule(name).parameters())
@@ -34,3 +33,13 @@ def describe(
     if cached:
         lines.append(cached)
     return lines + method_of(config).lines(program.model, program.blocks, program.targets)
+
+
+def _of_data(program: Program, data: Data, config: TrainConfig) -> str:
+    if program.objective.makes_rows:
+        return (
+            f"{len(data.train):,} prompts, {len(data.steps):,} steps, {config.grpo_generations} answers to each of up to "
+            f"{config.grpo_completion_tokens} tokens, sampled eager"
+        )
+    lengths = [n for step in data.lengths for micro in step for n in micro]
+    return f"{len(data.train):,} samples, {len(data.steps):,} steps, rows of {min(lengths)} to {max(lengths)} tokens"

@@ -39,6 +39,7 @@ from trainer.lock import Lock
 from trainer.methods import method_of
 from trainer.metrics import Metrics, flops_per_token, memory, peak_flops
 from trainer.model import Source, dtype_of, open_source, require_device
+from trainer.objectives import objective_of
 from trainer.optim import learning_rate, make_optimizer
 from trainer.plan import CompilePlan, check_fingerprint, read_plan, warm
 from trainer.positions import Positions
@@ -161,12 +162,13 @@ def _run(
             program = build(
                 config,
                 device=ranks.device,
-                weights=state is None,
+                weights=state is None or objective_of(config).needs_the_start,
                 source=source,
                 ranks=state.ranks if state else None,
                 wrap_backend=lambda name: counting(lookup_backend(name), recording.recorder),
                 calibration=lambda: _calibration(data),
             )
+        program.objective.begin(program)
         if plan is not None:
             device = torch.cuda.get_device_name(ranks.device) if ranks.device.type == "cuda" else "cpu"
             check_fingerprint(
@@ -305,6 +307,9 @@ class _Trainer:
         """
         return self.compiles.replay(
             histories,
+            made=lambda lengths: self.program.objective.batches_of(
+                lengths, pad_id=self._pad_id, varlen=self.program.varlen
+            ),
             ahead=lambda number: self._batches([self.ahead[number][1]], self.ahead[number][0]),
             train=lambda step: self._batches(self.data.steps[step - 1 : step], self.data.train),
             validate=lambda batch: self._batches(
@@ -354,7 +359,7 @@ class _Trainer:
                 )
             seconds = time.perf_counter() - started
             self.stopped = figures.pop("stop")
-            self.compiles.note(step)
+            self.compiles.note(step, lengths=self._lengths(plan))
             last_of_epoch = step == total or self.data.steps[step].epoch != plan.epoch
             if (bad := figures.pop("nonfinite")) is not None:
                 self._skip(plan, figures, bad)
@@ -366,6 +371,7 @@ class _Trainer:
                 "lengths": [[row.length for row in micro] for micro in plan.rows],
                 "seconds": round(seconds, 4), "data_seconds": round(waited, 4), "checkpoint_seconds": round(kept, 4),
                 "tokens_per_second": round(plan.tokens / (seconds + waited), 2), "mfu": self._mfu(plan.tokens, seconds + waited),
+                **self.program.objective.take_figures(),
                 **({"eager": True} if self.eager.is_eager(step) else {}),
                 **self.recording.step(),
             }  # fmt: skip
@@ -385,16 +391,15 @@ class _Trainer:
                     compiled = self.recording.step()
                     record["validation_compile_seconds"] = compiled["compile_seconds"]
                     record["validation_graphs"] = compiled["graphs"]
-                improved = math.isfinite(record["val_loss"]) and (
-                    self.best is None or record["val_loss"] < self.best.loss
-                )
+                found = self.program.objective.badness(record)
+                improved = math.isfinite(found) and (self.best is None or found < self.best.loss)
             else:
                 improved = False
             self.metrics.write(record)
             self.trackers.write(record)
             self.eager.note(record)
             if improved:
-                self.best = Best(step=step, loss=record["val_loss"])
+                self.best = Best(step=step, loss=found)
             due = {
                 "step": bool(self.config.checkpoint_every) and step % self.config.checkpoint_every == 0,
                 "epoch": self.config.checkpoint_epochs and last_of_epoch,
@@ -420,7 +425,12 @@ class _Trainer:
         figures become None.
         """
         text = nonfinite.describe(
-            self.step, plan, self.data.train.samples, figures["loss"], figures["grad_norm"], bad
+            self.step,
+            plan,
+            self.program.objective.current(self.data.train).samples,
+            figures["loss"],
+            figures["grad_norm"],
+            bad,
         )
         self.skipped += 1
         if self.skipped > self.config.skip_nonfinite:
@@ -432,10 +442,18 @@ class _Trainer:
         figures |= {"skipped": True, "loss": None, "grad_norm": None, "grad_norm_raw": None}
         figures |= dict.fromkeys(self.program.objective.loss.figures)
 
+    @property
+    def _pad_id(self) -> int:
+        return getattr(self.program.source.tokenizer, "pad_token_id", None) or 0
+
+    def _lengths(self, plan: Step) -> list[int]:
+        """Of this rank's rows, where nothing but the run itself knows them."""
+        made = self.program.objective.makes_rows
+        return [micro[self.ranks.rank].length for micro in plan.rows] if made else []
+
     def _batches(self, steps: Any, samples: Any) -> Any:
-        pad = getattr(self.program.source.tokenizer, "pad_token_id", None) or 0
         return self.program.objective.batches(
-            steps, samples, rank=self.ranks.rank, pad_id=pad, varlen=self.program.varlen,
+            steps, samples, rank=self.ranks.rank, pad_id=self._pad_id, varlen=self.program.varlen,
             workers=self.config.num_workers, pin=self.ranks.device.type == "cuda",
         )  # fmt: skip
 
@@ -467,15 +485,19 @@ class _Trainer:
         names = [f"val_{name}" for name in ("loss", *objective.loss.figures)]
         total, count = torch.zeros(len(names), dtype=torch.float64, device=self.ranks.device), 0
         self.program.model.eval()
-        for number, (plan, batches) in enumerate(
-            self._batches(self.data.validation_steps, self.data.validation)
-        ):
-            total += self.stepper.evaluate(batches)
-            self.compiles.note(self.step, number)
-            count += objective.divisor(plan)
+        devices = [self.ranks.device] if self.ranks.device.type == "cuda" else []
+        with torch.random.fork_rng(devices=devices):
+            torch.manual_seed(self.config.seed)  # what is sampled is the same draw at every validation
+            for number, (plan, batches) in enumerate(
+                self._batches(self.data.validation_steps, self.data.validation)
+            ):
+                total += self.stepper.evaluate(batches)
+                self.compiles.note(self.step, number, self._lengths(plan))
+                count += objective.divisor(plan)
         self.program.model.train()
         dist.all_reduce(total)
-        return dict(zip(names, (total / count).tolist(), strict=True))
+        own = {f"val_{name}": value for name, value in objective.take_figures().items()}
+        return {**dict(zip(names, (total / count).tolist(), strict=True)), **own}
 
     def save(self, kinds: tuple[str, ...]) -> None:
         """Begin to write a checkpoint of this moment. Collective. Raises :class:`FloatingPointError` for weights

@@ -114,6 +114,9 @@ def summary(record: dict[str, Any]) -> str:
     if record.get("skipped"):
         return f"step {record['step']}  skipped: the loss or a gradient is not finite"
     parts = [f"step {record['step']}", f"loss {record['loss']:.4f}", f"grad {record['grad_norm']:.3f}"]
+    parts[2:2] = [
+        f"{name} {record[name]:.3f}" for name in ("accuracy", "reward") if record.get(name) is not None
+    ]
     if record["grad_norm_raw"] != record["grad_norm"]:
         parts[-1] += f" (raw {record['grad_norm_raw']:.3f})"
     parts += [f"lr {record['lr']:.2e}", f"{record['tokens_per_second']:,.0f} tok/s"]

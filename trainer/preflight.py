@@ -39,19 +39,16 @@ def subject_of(config: TrainConfig, source: Source, data: Data) -> Subject:
     model = build_meta(source, dtype=dtype_of(config.train_dtype))
     apply_method(model, config)
     pad = getattr(source.tokenizer, "pad_token_id", None) or 0
+    samples, steps = objective.rows_ahead(data)
     rows = {
-        row.length: row
-        for step in reversed(data.steps)
-        for micro in step.rows
-        for row in micro
-        if row.samples
+        row.length: row for step in reversed(steps) for micro in step.rows for row in micro if row.samples
     }
-    first_met = [n for step in data.lengths for micro in step for n in micro]
+    first_met = [row.length for step in steps for micro in step.rows for row in micro]
     lengths = list(dict.fromkeys(n for n in first_met if n in rows))[:LENGTHS]
     return Subject(
         model=model,
         batches=[
-            objective.collate(rows[n], data.train, pad_id=pad, varlen=needs_boundaries(source.attn))
+            objective.collate(rows[n], samples, pad_id=pad, varlen=needs_boundaries(source.attn))
             for n in lengths
         ],
         training=recipe_of(config, _dtype(config), objective),
@@ -78,6 +75,7 @@ def build() -> Subject:
     try:
         source = open_source(config)
         vocabulary = source.config.get_text_config().vocab_size
+        objective_of(config).require(world=world, attn=source.attn, tokenizer=source.tokenizer)
         data = open_data(config, source.tokenizer, vocabulary=vocabulary, world=world)
         return subject_of(config, source, data)
     except ValueError as error:

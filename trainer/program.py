@@ -86,6 +86,9 @@ def build(
     """
     device = device or torch.device("cpu")
     source = source or open_source(config)
+    objective = objective_of(config)
+    objective.require(world=dist.get_world_size(), attn=source.attn, tokenizer=source.tokenizer)
+    objective.open()
     stored = dtype_of(config.train_dtype)
     dtype = compute_dtype(config, device)
     model = build_meta(source, dtype=stored)
@@ -94,7 +97,6 @@ def build(
     known = Known(ranks=ranks, plain=plain, calibration=calibration if weights else None)
     targets = apply_method(model, config, known)
 
-    objective = objective_of(config)
     recipe = recipe_of(config, dtype, objective)
     compiler = Compiler(recipe, (wrap_backend or lookup_backend)(config.backend), dynamic=config.dynamic)
     mesh = make_mesh(device.type, dist.get_world_size(), recipe.replicas)

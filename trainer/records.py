@@ -99,6 +99,10 @@ class Records:
             problem = str(error)
         raise ValueError(f"{self._path}:{sample.line}: changed while it was trained on: {problem}")
 
+    def record(self, index: int) -> dict[str, Any]:
+        """The row that a sample was made from, as it is in the data; only without a cache of tokens."""
+        return self._rows.record(self._rows[self._places[index][0]])
+
     def _read(self, line: int, row: Any) -> Tokens | None:
         try:
             return self._rows.tokens(self._reader, row)
@@ -137,3 +141,7 @@ class Subset:
 
     def __getitem__(self, index: int) -> Tokens:
         return self._records[self._indices[index]]
+
+    def record(self, index: int) -> dict[str, Any]:
+        """As that of :class:`Records`."""
+        return self._records.record(self._indices[index])

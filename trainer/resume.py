@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from cftdiag.options import OBJECTIVES
 from trainer.batch import Batch
 from trainer.checkpoints.layout import (
     PLAN,
@@ -35,6 +36,11 @@ _FIXED = (
     "objective",
     "dpo_loss",
     "dpo_beta",
+    "grpo_generations",
+    "grpo_completion_tokens",
+    "grpo_temperature",
+    "grpo_loss",
+    "grpo_beta",
     "method",
     "lora_rank",
     "lora_alpha",
@@ -161,7 +167,9 @@ def check(state: State, config: TrainConfig, data: Data, *, world: int) -> list[
 
 
 def _has_effect(name: str, config: TrainConfig) -> bool:
-    """False for an option of a method that is not the run's."""
+    """False for an option of a method or an objective that is not the run's."""
+    if name.startswith(tuple(f"{other}_" for other in OBJECTIVES if other != config.objective)):
+        return False
     groups = {group for groups in METHOD_OPTIONS.values() for group in groups}
     group = name.partition("_")[0]
     return group not in groups or group in METHOD_OPTIONS[config.method_name]
@@ -209,18 +217,19 @@ class Compiles:
         self._graphs = graphs
         self._seen = graphs()
 
-    def note(self, step: int, batch: int = -1) -> None:
+    def note(self, step: int, batch: int = -1, lengths: Iterable[int] = ()) -> None:
         """Call after each step, and after each batch of a validation with its number; step 0 has those of the
-        objective's steps ahead.
+        objective's steps ahead. ``lengths`` are those of rows that the objective made itself.
         """
         if (now := self._graphs()) != self._seen:
             self._seen = now
-            self.history.append([step, batch])
+            self.history.append([step, batch, *lengths])
 
     def replay(
         self,
         histories: Iterable[list[list[int]]],
         *,
+        made: Callable[[list[int]], list[Batch]],
         ahead: Callable[[int], Iterator[tuple[Any, list[Batch]]]],
         train: Callable[[int], Iterator[tuple[Any, list[Batch]]]],
         validate: Callable[[int], Iterator[tuple[Any, list[Batch]]]],
@@ -230,14 +239,18 @@ class Compiles:
         """Run what any rank compiled at, in order, without a step of the optimizer; returns how many batches
         that were. Collective.
 
-        ``ahead`` gives the batches of a step before the first, ``train`` those of a step (1-based) and
+        ``made`` gives rows of given lengths, ``ahead`` the batches of a step before the first, ``train`` those of a step (1-based) and
         ``validate`` those of a validation's batch. Random numbers are afterwards as before.
         """
-        events = sorted({(step, batch) for history in histories for step, batch in history})
+        events = sorted({tuple(event) for history in histories for event in history})
         with torch.random.fork_rng(devices=[program.device] if program.device.type == "cuda" else []):
-            for step, batch in events:
+            for step, batch, *lengths in events:
                 program.model.train(batch < 0)
-                source = train(step) if batch < 0 else validate(batch) if step else ahead(batch)
+                source: Iterable[tuple[Any, list[Batch]]]
+                if lengths:
+                    source = [(None, made(lengths))]
+                else:
+                    source = train(step) if batch < 0 else validate(batch) if step else ahead(batch)
                 for _, batches in source:
                     if batch < 0:
                         stepper.forward_backward(batches)

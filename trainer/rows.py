@@ -10,7 +10,7 @@ from typing import Any
 
 from cftdiag.recipe.packing import IGNORE, Sample
 from trainer.chat import check_messages, encode, mask, render
-from trainer.turns import Chat
+from trainer.turns import Chat, apply
 
 TRAIN_ON = ("all", "assistant", "completion")
 
@@ -83,6 +83,9 @@ class Reader:
         try:
             if self.objective == "dpo":
                 return self._pair(record)
+            if self.objective == "grpo":
+                ids = self._prompt(record)
+                return self._checked(ids, list(ids))
             ids, labels = self._ids_and_labels(record)
         except RecursionError as error:
             raise ValueError("not usable: nested too deeply") from error
@@ -133,6 +136,22 @@ class Reader:
         check_messages(record["messages"])
         chat = Chat(messages=record["messages"], **_template_options(record))
         return render(self.tokenizer, chat, self.train_on or "assistant")
+
+    def _prompt(self, record: Mapping[str, Any]) -> list[int]:
+        """What an answer is written to."""
+        if "prompt" not in record:
+            raise ValueError(f"a row of objective grpo has `prompt`; its keys are {_keys(record)}")
+        if self.tokenizer is None:
+            raise ValueError("`prompt` needs a tokenizer, and the model has none")
+        if isinstance(record["prompt"], str):
+            return encode(self.tokenizer, record["prompt"], special=True)[0]
+        check_messages(record["prompt"], "prompt")
+        if not getattr(self.tokenizer, "chat_template", None):
+            raise ValueError(
+                "the tokenizer has no chat template; give --chat-template FILE, or `prompt` as a text"
+            )
+        chat = Chat(messages=record["prompt"], **_template_options(record))
+        return encode(self.tokenizer, apply(self.tokenizer, chat, add_generation_prompt=True))[0]
 
     def _pair(self, record: Mapping[str, Any]) -> Tokens:
         """The chosen answer and the rejected one, each after the prompt."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,6 +21,8 @@ class Rows(Protocol):
     def __getitem__(self, place: int) -> Any: ...
 
     def tokens(self, reader: Reader, row: Any) -> Tokens: ...
+
+    def record(self, row: Any) -> dict[str, Any]: ...
 
 
 def open_rows(path: Path) -> Rows:
@@ -54,6 +57,10 @@ class _Lines:
 
     def tokens(self, reader: Reader, row: bytes) -> Tokens:
         return reader.line(row)
+
+    def record(self, row: bytes) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(row)
+        return found
 
     def _file(self) -> Any:
         try:
@@ -90,7 +97,10 @@ class _Saved:
 
     def tokens(self, reader: Reader, row: dict[str, Any]) -> Tokens:
         # Arrow gives every row every column: what a row has not is None in it.
-        return reader.row(_without_none(row))
+        return reader.row(self.record(row))
+
+    def record(self, row: dict[str, Any]) -> dict[str, Any]:
+        return {key: _without_none(value) for key, value in row.items() if value is not None}
 
 
 def _without_none(value: Any) -> Any:

@@ -65,6 +65,10 @@ class Stored:
             second=self._second[place],
         )
 
+    def record(self, row: int) -> dict[str, Any]:
+        """Not kept: tokens are all that there is."""
+        raise NotImplementedError
+
 
 def stored(
     path: Path, reader: Reader, cache: Path, *, write: bool, say: Callable[[str], None] = lambda _: None

@@ -16,13 +16,38 @@ from trainer.config import TrainConfig
 
 #: Graphs by scope: blocks of one kind share one; a loss of pairs has one for a chunk and one for the row.
 GRAPHS = {"block": 1, "loss": 2, "block+loss": 3, "model": 1, "model+loss": 1}
-OBJECTIVES: dict[str, dict[str, Any]] = {"dpo": {"objective": "dpo"}}
-EXACT = ("step", "loss", "grad_norm", "grad_norm_raw", "val_loss", "accuracy", "margin", "lengths")
+OBJECTIVES: dict[str, dict[str, Any]] = {
+    "dpo": {"objective": "dpo"},
+    "grpo": {
+        "objective": "grpo", "reward": f"{__name__}:vowels", "grpo_generations": 3, "grpo_completion_tokens": 8, "batch_size": 4,
+    },
+}  # fmt: skip
+EXACT = (
+    "reward",
+    "val_reward",
+    "answer_tokens",
+    "kl",
+    "step",
+    "loss",
+    "grad_norm",
+    "grad_norm_raw",
+    "val_loss",
+    "accuracy",
+    "margin",
+    "lengths",
+)
+
+
+def vowels(completions: list[Any], **_columns: Any) -> list[float]:
+    """A reward that differs between any two answers of a model that knows nothing."""
+    texts = [answer[-1]["content"] for answer in completions]
+    return [sum(c in "aeiou" for c in text) + len(text) / 100 + sum(map(ord, text)) / 1e5 for text in texts]
 
 
 @pytest.fixture(scope="module")
 def files(tiny: Path) -> Path:
     demo.write_pairs(tiny / "dpo.jsonl", count=24)
+    demo.write_prompts(tiny / "grpo.jsonl", count=24)
     demo.write_texts(tiny / "pretrain.jsonl", count=24)
     return tiny
 
@@ -31,8 +56,9 @@ def train(files: Path, out: Path, objective: str, **values: Any) -> list[dict[st
     base = dict(
         model_name_or_path=str(files), random_init=True, data_path=str(files / f"{objective}.jsonl"), device="cpu", max_tokens_per_gpu=512,
         batch_size=6, max_steps=3, learning_rate=1e-2, export=False, loss_chunks=2, train_dtype="float64", compile_backend="eager",
-        output_dir=str(out), **OBJECTIVES.get(objective, {"objective": objective}),
+        output_dir=str(out),
     )  # fmt: skip
+    base |= OBJECTIVES.get(objective, {"objective": objective})
     torch._dynamo.reset()
     trainer.run_training({**base, **values})
     return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
@@ -93,7 +119,14 @@ def test_what_is_preferred_becomes_likelier(
     assert records[-1]["margin"] > records[0]["margin"] and records[-1]["loss"] < records[0]["loss"]
 
 
-@pytest.mark.parametrize(("objective", "values"), [("dpo", {"compile_scope": "block+loss"})])
+@pytest.mark.parametrize(
+    ("objective", "values"),
+    [
+        ("dpo", {"compile_scope": "block+loss"}),
+        ("grpo", {"compile_scope": "block+loss", "lora": True, "grpo_beta": 0.1}),
+        pytest.param("grpo", {"grpo_beta": 0.1}, marks=pytest.mark.everything("LoRA's adapters stay")),
+    ],
+)
 def test_an_objective_goes_on_bit_for_bit(
     files: Path, tmp_path: Path, objective: str, values: dict[str, Any]
 ) -> None:
@@ -118,6 +151,9 @@ def test_an_objective_goes_on_bit_for_bit(
     wanted = [{key: record.get(key) for key in EXACT} for record in whole]
     assert [{key: record.get(key) for key in EXACT} for record in again] == wanted
     assert "val_loss" in whole[3] and whole[3]["loss"] != whole[1]["loss"]
+    if objective == "grpo":
+        # As the policy leaves where it began; what dropout alone makes of it is small.
+        assert 0 < 10 * whole[0]["kl"] < whole[4]["kl"]
 
 
 def test_two_ranks_learn_what_one_does(files: Path, tmp_path: Path, warm: Warm) -> None:
@@ -155,7 +191,7 @@ def test_texts_are_learnt_whole(files: Path, tmp_path: Path) -> None:
         train(files, tmp_path / "c", "pretrain", data_path=str(files / "data.jsonl"))
 
 
-@pytest.mark.parametrize(("objective", "scope"), [("dpo", "block+loss"), ("dpo", "model+loss")])
+@pytest.mark.parametrize(("objective", "scope"), [("dpo", "block+loss"), ("grpo", "model+loss")])
 def test_the_preflight_compiles_what_the_run_does(
     files: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], objective: str, scope: str
 ) -> None:
@@ -165,8 +201,8 @@ def test_the_preflight_compiles_what_the_run_does(
     values = dict(
         model_name_or_path=str(files), random_init=True, data_path=str(files / f"{objective}.jsonl"), device="cpu", max_tokens_per_gpu=512,
         batch_size=6, max_steps=3, loss_chunks=2, compile_scope=scope, compile_backend="eager", output_dir=str(tmp_path),
-        **OBJECTIVES[objective],
     )  # fmt: skip
+    values |= OBJECTIVES[objective]
     report = check(TrainConfig(**values), world=1, verify=False).to_dict()
     assert report["verdict"] == "viable" and not report["findings"]
     assert len(report["compiles"]) == GRAPHS[scope]
@@ -195,3 +231,66 @@ def test_a_compiled_loss_of_pairs_that_is_another_is_seen(files: Path) -> None:
 
     assert compare_loss(config, model_config, right, **wanted) == []
     assert "differs from eager's" in compare_loss(config, model_config, wrong, **wanted)[0]
+
+
+def test_answers_that_are_rewarded_become_likelier(files: Path, tmp_path: Path) -> None:
+    """The embedded reward: it grows, and the export is the policy that earned it."""
+    records = train(
+        files, tmp_path, "grpo", reward="trainer.demo:reward", max_steps=16, grpo_generations=16, learning_rate=3e-2, export=True,
+        train_dtype="float32",
+    )  # fmt: skip
+    rewards = [record["reward"] for record in records]
+    assert sum(rewards[-4:]) > 3 * sum(rewards[:4]) and all(0 <= r <= 1 for r in rewards)
+    # The policy is the one that sampled: nothing is clipped, and the loss is that of ratios of 1.
+    assert not any(record["clipped"] for record in records)
+    assert records[0]["samples"] == 4 * 16 and records[0]["loss_tokens"] <= 4 * 16 * 8
+    from transformers import AutoModelForCausalLM
+
+    AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
+
+
+def fails(**_columns: Any) -> list[float]:
+    """A reward with a mistake."""
+    raise KeyError("answer")
+
+
+def too_few(completions: list[Any], **_columns: Any) -> list[float]:
+    """One number for all."""
+    return [1.0]
+
+
+def no_number(completions: list[Any], **_columns: Any) -> list[float]:
+    """What cannot be compared."""
+    return [float("nan")] * len(completions)
+
+
+@pytest.mark.parametrize(
+    ("values", "problem"),
+    [
+        ({"reward": f"{__name__}:fails"}, r"the reward .*:fails failed: KeyError"),
+        ({"reward": f"{__name__}:too_few"}, r"gave 1 numbers for 12 answers"),
+        ({"reward": f"{__name__}:no_number"}, r"gave nan; a reward is a finite number"),
+        ({"reward": "nowhere:at_all"}, r"reward nowhere:at_all: .*No module named 'nowhere'"),
+        ({"reward": "trainer.demo:nothing"}, r"reward trainer.demo:nothing: .*has no attribute 'nothing'"),
+        ({"reward": "trainer.demo"}, r"reward is module:function, not 'trainer.demo'"),
+        ({"reward": None}, r"no reward: give --reward module:function"),
+        ({"grpo_completion_tokens": 512}, r"leaves no room for a prompt in rows of 512 tokens"),
+        ({"grpo_generations": 1}, r"at least 2, not 1: answers are compared"),
+        ({"grpo_completion_tokens": 490}, r"grpo\.jsonl:1: \d+ tokens, a row holds 22"),
+    ],
+)
+def test_what_grpo_cannot_use_is_told(
+    files: Path, tmp_path: Path, values: dict[str, Any], problem: str
+) -> None:
+    with pytest.raises(ValueError, match=problem):
+        train(files, tmp_path, "grpo", **values)
+
+
+def test_grpo_is_one_process(files: Path) -> None:
+    from trainer.objectives import objective_of
+
+    objective = objective_of(TrainConfig(objective="grpo", reward="trainer.demo:reward"))
+    with pytest.raises(ValueError, match="objective grpo trains in one process, not in 2"):
+        objective.require(world=2, attn="sdpa", tokenizer=demo.tokenizer())
+    with pytest.raises(ValueError, match="attention flex_attention does not run; give --attn sdpa"):
+        objective.require(world=1, attn="flex_attention", tokenizer=demo.tokenizer())

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import types
 import warnings
+from array import array
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +19,7 @@ import torch
 from datasets import Dataset
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
-from trl import DPOConfig, DPOTrainer
+from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer
 
 from cftdiag.recipe import TrainRecipe
 from cftdiag.recipe.loss import install_loss
@@ -26,6 +27,7 @@ from cftdiag.recipe.packing import Row, Sample
 from trainer import demo
 from trainer.config import TrainConfig
 from trainer.objectives import Objective, objective_of
+from trainer.objectives.grpo import Answer, Rollout, advantages_of
 from trainer.rows import Reader, Tokens
 
 warnings.simplefilter("ignore")
@@ -142,11 +144,88 @@ def orpo() -> list[float]:
     return compared(total / 3, own, (-chosen - ratios).mean(), other)
 
 
+def grpo(kind: str, beta: float, folder: str) -> list[float]:
+    """Two prompts with two answers each; policies that sampled and that began are other ones than the trained one."""
+    limit = 12
+    model(0).save_pretrained(f"{folder}/model")  # TRL reads its reference from where the model is from
+    plain = AutoModelForCausalLM.from_pretrained(f"{folder}/model")
+    arguments = GRPOConfig(
+        output_dir=folder, per_device_train_batch_size=4, num_generations=2, report_to=[], use_cpu=True, bf16=False, loss_type=kind, beta=beta,
+        epsilon=0.2, temperature=0.7, activation_checkpointing=False, max_completion_length=limit, steps_per_generation=1,
+    )  # fmt: skip
+    trl = GRPOTrainer(
+        model=plain,
+        reward_funcs=lambda completions, **_: [0.0] * len(completions),
+        args=arguments,
+        train_dataset=Dataset.from_list([{"prompt": "a"}, {"prompt": "b"}]),
+        processing_class=TOKENIZER,
+    )
+    trl.current_gradient_accumulation_steps = 1
+    prompts = [[5, 6, 7, 8], [9, 10]]
+    written = [[20, 21, 22, 3], [30, 31, 3], [40, 41, 42, 43, 44, 3], [50, 3]]
+    advantages = advantages_of([1.0, 0.25, 0.0, 0.5], 2)
+    generator = torch.Generator().manual_seed(2)
+    width = max(map(len, written))
+    old = -5.5 + torch.randn(4, width, generator=generator) * 0.3
+    reference = -5.5 + torch.randn(4, width, generator=generator) * 0.3
+
+    def padded(rows: list[list[int]], size: int, *, left: bool) -> tuple[Tensor, Tensor]:
+        spare = [size - len(r) for r in rows]
+        ids = [[0] * n + r if left else r + [0] * n for n, r in zip(spare, rows, strict=True)]
+        mask = [
+            [0] * n + [1] * len(r) if left else [1] * len(r) + [0] * n
+            for n, r in zip(spare, rows, strict=True)
+        ]
+        return torch.tensor(ids), torch.tensor(mask)
+
+    prompt_ids, prompt_mask = padded([prompts[i // 2] for i in range(4)], 4, left=True)
+    completion_ids, completion_mask = padded(written, width, left=False)
+    theirs = trl._compute_loss(
+        trl.model,
+        {
+            "prompt_ids": prompt_ids, "prompt_mask": prompt_mask, "completion_ids": completion_ids, "completion_mask": completion_mask,
+            "advantages": torch.tensor(advantages), "old_per_token_logps": old, "ref_per_token_logps": reference,
+            "num_items_in_batch": completion_mask.sum(),
+        },
+    )  # fmt: skip
+
+    config = TrainConfig(
+        objective="grpo",
+        grpo_loss=kind,
+        grpo_beta=beta,
+        grpo_temperature=0.7,
+        grpo_completion_tokens=limit,
+        batch_size=2,
+    )
+    objective = objective_of(config)
+    rollout = Rollout(
+        [
+            Answer(ids=array("q", prompts[i // 2] + new), count=len(new), advantage=advantages[i], line=1)
+            for i, new in enumerate(written)
+        ]
+    )
+    batch = objective.collate(Row(samples=(0, 1, 2, 3), length=40), rollout, pad_id=0, varlen=False)
+    place = 0
+    for i, new in enumerate(written):
+        first = place + len(prompts[i // 2]) - 1
+        batch["old"][0, first : first + len(new)] = old[i, : len(new)]
+        batch["reference"][0, first : first + len(new)] = reference[i, : len(new)]
+        place += len(prompts[i // 2]) + len(new)
+    own = with_loss(plain, objective)
+    total, (kl, clipped) = own(**batch)
+    assert clipped > 0 and (kl > 0) == (beta > 0)
+    divisor = sum(map(len, written)) if kind == "dapo" else len(written)
+    return compared(total / divisor, own, theirs, plain)
+
+
 def main(folder: str) -> None:
     found: dict[str, Callable[[], list[float]]] = {
         "sigmoid": lambda: dpo("sigmoid", folder),
         "ipo": lambda: dpo("ipo", folder),
         "orpo": orpo,
+        "dapo": lambda: grpo("dapo", 0.0, folder),
+        "grpo": lambda: grpo("grpo", 0.04, folder),
+        "dr_grpo": lambda: grpo("dr_grpo", 0.0, folder),
     }
     print(json.dumps({name: make() for name, make in found.items()}))
 

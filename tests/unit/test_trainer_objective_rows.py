@@ -63,6 +63,22 @@ def test_a_bad_pair_is_told(record: dict[str, Any], problem: str) -> None:
         row(record)
 
 
+def test_a_prompt_ends_where_an_answer_begins() -> None:
+    tokens = row({"prompt": TALK["prompt"], "solution": 4}, "grpo")
+    assert TOKENIZER.decode(tokens.input_ids) == "<|user|>q<|end|><|assistant|>"
+    assert TOKENIZER.decode(row({"prompt": "2 + 2 ="}, "grpo").input_ids) == "2 + 2 ="
+    with pytest.raises(ValueError, match="a row of objective grpo has `prompt`; its keys are messages"):
+        row({"messages": TALK["prompt"]}, "grpo")
+    with pytest.raises(ValueError, match="`prompt` must be a list"):
+        row({"prompt": 4}, "grpo")
+
+
+def test_an_advantage_is_measured_in_the_spread_of_its_group() -> None:
+    from trainer.objectives.grpo import advantages_of
+
+    assert advantages_of([1.0, 0.0, 5.0, 5.0], 2) == pytest.approx([0.70701, -0.70701, 0, 0], abs=1e-4)
+
+
 def test_a_cache_gives_pairs_back(tmp_path: Path) -> None:
     data = tmp_path / "pairs.jsonl"
     demo.write_pairs(data, count=5)
@@ -101,7 +117,7 @@ def test_pairs_are_dropped_whole_or_not_at_all(tmp_path: Path) -> None:
     [
         ({"objective": "dpo", "train_on": "all"}, "learns from answers alone"),
         ({"objective": "dpo", "dpo_beta": 0}, "dpo-beta must be above 0"),
-        ({"objective": "ppo"}, "objective must be one of sft, pretrain, dpo"),
+        ({"objective": "ppo"}, "objective must be one of sft, pretrain, dpo, grpo"),
         ({"objective": "dpo", "dpo_loss": "hinge"}, "dpo-loss must be one of"),
     ],
 )

@@ -27,7 +27,8 @@ class RankState:
     rng: dict[str, Any]
     compiled: list[list[int]]
     """Where this rank compiled: ``[step, -1]`` in training, ``[step, i]`` in the i-th batch of the validation
-    after it; before the first step (0) in the i-th that the objective runs ahead.
+    after it; before the first step (0) in the i-th that the objective runs ahead. Then the lengths of
+    the rows, where the objective made them.
     """
 
 

@@ -5,6 +5,7 @@ loss is divided by. One file each; all of them are trained by the one loop of :m
 |---|---|
 | ``sft.py`` | the labelled tokens of a row; pre-training is the same on texts |
 | ``dpo.py`` | pairs of a better and a worse answer |
+| ``grpo.py`` | answers that the policy samples itself, by a function that rewards them |
 """
 
 from __future__ import annotations
@@ -14,7 +15,12 @@ import importlib
 from trainer.config import TrainConfig
 from trainer.objectives.objective import Objective
 
-_WHERE = {"sft": "sft:SupervisedFineTuning", "pretrain": "sft:SupervisedFineTuning", "dpo": "dpo:DPO"}
+_WHERE = {
+    "sft": "sft:SupervisedFineTuning",
+    "pretrain": "sft:SupervisedFineTuning",
+    "dpo": "dpo:DPO",
+    "grpo": "grpo:GRPO",
+}
 
 
 def objective_of(config: TrainConfig) -> Objective:

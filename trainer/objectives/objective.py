@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,8 +24,27 @@ class Objective:
     loss: RowLoss
     """What is made of a row's logits, in parts that are compiled alone or with the model."""
 
+    makes_rows = False
+    """Rows are made step by step and cannot be known before."""
+
     def __init__(self, config: TrainConfig) -> None:
         self.config = config
+
+    def require(self, *, world: int, attn: str, tokenizer: Any) -> None:
+        """Raise ``ValueError`` where this cannot be trained on so many ranks, with this attention or tokenizer."""
+
+    def open(self) -> None:
+        """Load what training needs beside model and data, and a check does not. Raises ``ValueError``."""
+
+    @property
+    def needs_the_start(self) -> bool:
+        """The weights that training began with are needed in every start of a run."""
+        return False
+
+    def begin(self, program: Any) -> None:
+        """Take what is needed of the program (:class:`trainer.program.Program`) with the weights that training
+        begins with.
+        """
 
     def divisor(self, step: Step) -> int:
         """What the summed loss of a global batch is divided by: that of all ranks and microsteps."""
@@ -56,6 +76,26 @@ class Objective:
             steps, samples, rank=rank, pad_id=pad_id, varlen=varlen, workers=workers, pin=pin,
             collate=self.collate,
         )  # fmt: skip
+
+    def batches_of(self, lengths: Sequence[int], *, pad_id: int, varlen: bool) -> list[Batch]:
+        """Made-up rows of these lengths, where the objective makes its rows itself."""
+        raise NotImplementedError
+
+    def rows_ahead(self, data: Data) -> tuple[Samples, list[Step]]:
+        """The rows of the run, or what can be known of them, and what they index."""
+        return data.train, data.steps
+
+    def current(self, samples: Samples) -> Samples:
+        """What the rows of the step that was taken last index; ``samples`` are the data's."""
+        return samples
+
+    def take_figures(self) -> dict[str, float]:
+        """What else ``metrics.jsonl`` gets of the steps since the last call."""
+        return {}
+
+    def badness(self, validated: Mapping[str, float]) -> float:
+        """What a validation found, as a number of which the lowest is the best."""
+        return validated["val_loss"]
 
     # ---- what must be known of the policy before its first step ----
 

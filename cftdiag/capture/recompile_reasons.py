@@ -75,18 +75,18 @@ def closest(misses: Sequence[tuple[int | None, str, bool]]) -> int | None:
     per entry, most recent first.
 
     Entries of another kind of object last, where this block has one of its own: they could never have served.
-    Then the fewest failing guards; the latest stage; an entry that this block compiled itself; the most
-    recent. With a count unknown for any entry (a recorded trace) counts are not compared.
+    Then the fewest failing guards; an entry that this block compiled itself, which tells what has changed since; the
+    latest stage; the most recent. With a count unknown for any entry (a recorded trace) counts are not compared.
     """
     if not misses:
         return None
     counted = all(count is not None for count, _, _ in misses)
     has_own = any(own for _, _, own in misses)
 
-    def key(i: int) -> tuple[bool, int, int, bool, int]:
+    def key(i: int) -> tuple[bool, int, bool, int, bool, int]:
         count, stage, own = misses[i]
         foreign = has_own and not own and stage in _OTHER_KIND
-        return foreign, (count or 0) if counted else 0, -STAGES.index(stage), not own, i
+        return foreign, (count or 0) if counted else 0, counted and not own, -STAGES.index(stage), not own, i
 
     return min(range(len(misses)), key=key)
 

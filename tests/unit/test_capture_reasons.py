@@ -165,12 +165,15 @@ def test_closest_is_the_entry_with_the_fewest_failing_guards() -> None:
     assert closest([(2, "requires_grad", False), (1, "size", False)]) == 1
 
 
-def test_a_tie_goes_to_the_property_that_torch_checks_last() -> None:
+def test_a_tie_goes_to_the_entry_of_the_same_block_which_tells_what_has_changed_since() -> None:
+    assert closest([(1, "size", False), (1, "type", True)]) == 1
+    assert closest([(1, "size", False), (2, "type", True)]) == 0
+    # counts unknown: what torch checked last came closest
+    assert closest([(None, "size", False), (None, "requires_grad", True)]) == 0
+
+
+def test_then_to_the_property_that_torch_checks_last_then_to_the_most_recent() -> None:
     assert closest([(1, "requires_grad", False), (1, "size", False)]) == 1
-    assert closest([(1, "size", False), (1, "requires_grad", True)]) == 0
-
-
-def test_then_to_the_entry_of_the_same_block_then_to_the_most_recent() -> None:
     assert closest([(1, "size", False), (1, "size", True)]) == 1
     assert closest([(1, "size", False), (1, "size", False)]) == 0
     assert closest([]) is None

@@ -10,9 +10,19 @@ from typing import Any
 
 import pytest
 
+from tests.faults import carry_out
 from tests.faults.architectures import ARCHITECTURES
 from tests.faults.fault import STYLES, Fault, injectors
-from tests.faults.judge import NotConfirmed, compare, expected, places
+from tests.faults.judge import (
+    NotConfirmed,
+    claims,
+    compare,
+    compiles_differ,
+    expected,
+    numbers_differ,
+    places,
+    refuted,
+)
 from tests.faults.program import Choice, Program, draw, write
 
 LLAMA = next(a for a in ARCHITECTURES if a.type == "llama")
@@ -175,3 +185,109 @@ def test_a_record_of_two_faults_holds_neither_to_its_step(tmp_path: Path) -> Non
         for each in told:
             each["remedies"][0]["summary"] = "Do it once."
         assert (compare({"findings": told}, [first, second], made, lambda _: True) == []) == right
+
+
+def test_an_edit_is_read_as_its_reader_reads_it() -> None:
+    edit = carry_out.read(
+        "block.compile(dynamic=True, recompile_limit=16)\n"
+        "torch._dynamo.config.allow_unspec_int_on_nn_module = True\n"
+        "torch._dynamo.config.ignore_logging_functions.add(logging.Logger.info)\n"
+        "torch._dynamo.mark_dynamic(hidden_states, 1)\n"
+        "torch._dynamo.decorators.mark_unbacked(x, 0)\n"
+        "export TORCH_COMPILE_DYNAMIC_SOURCES=\"L['x']\"\n"
+        "model.config.use_cache = False"
+    )
+    assert edit.keywords == {"dynamic": True, "recompile_limit": 16}
+    assert edit.marks == [("mark_dynamic", "hidden_states", 1), ("mark_unbacked", "x", 0)]
+    assert edit.settings == [
+        "torch._dynamo.config.allow_unspec_int_on_nn_module = True",
+        "torch._dynamo.config.ignore_logging_functions.add(logging.Logger.info)",
+        "torch.compiler.config.dynamic_sources = \"L['x']\"",
+    ]
+    assert edit.model == ["model.config.use_cache = False"]
+    assert carry_out.read("DataLoader(..., drop_last=True)").drop_last
+    assert carry_out.read("model(**batch)  # once, before anything is compiled").warm_up
+    assert carry_out.read("x.requires_grad_(True)  # every floating input of the block").inputs_need_grad
+    for flag in ("--compile-backend eager", "import os; os.remove('x')"):
+        with pytest.raises(carry_out.NotMechanical):
+            carry_out.read(flag)
+
+
+def test_every_edit_that_a_check_can_write_is_read() -> None:
+    from cftdiag.check.changes import edit_of
+    from cftdiag.diagnose import CAUSES
+
+    facts = {
+        "argument": "x",
+        "dim": 1,
+        "more": 16,
+        "dynamic_source": "L['x']",
+        "setting": "logging.Logger.info",
+    }
+    own = ("pad_to_multiple_of", "attn", "flash_varlen", "dtype", "ac", "compile_scope", "compile_backend")
+    unread = []
+    for cause in CAUSES.values():
+        for remedy in cause.remedies:
+            if remedy.change is None or set(own) & set(remedy.change):
+                continue  # flags of the check, for models of a config
+            text = re.sub(r"\{(\w+)\}", lambda m: str(facts.get(m[1], "y")), edit_of(remedy.change))
+            try:
+                carry_out.read(text)
+            except carry_out.NotMechanical as line:
+                unread.append(f"{cause.key}: {line}")
+    assert not unread
+
+
+def test_batches_and_arguments_are_changed_as_an_edit_asks() -> None:
+    import torch
+
+    batches = [{"x": torch.ones(rows, 3)} for rows in (4, 4, 2)]
+    assert len(carry_out.batches_of(carry_out.Edit(drop_last=True), batches)) == 2
+    assert len(carry_out.batches_of(carry_out.Edit(), batches)) == 3
+
+    class Block(torch.nn.Module):
+        def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+            return x
+
+    block, x = Block(), torch.ones(2, 3)
+    edit = carry_out.Edit(
+        marks=[("mark_dynamic", "x", 1), ("mark_dynamic", "mask", 0)], inputs_need_grad=True
+    )
+    assert carry_out.arguments_changed(edit, block, block.forward)(x) is x
+    assert x._dynamo_dynamic_indices == {1} and x.requires_grad
+    call = block.forward
+    assert carry_out.arguments_changed(carry_out.Edit(), block, call) is call
+
+
+def test_torch_refutes_a_remedy_that_the_check_calls_verified(tmp_path: Path) -> None:
+    made = program(tmp_path)
+    before = {**truth(made), "graphs": [1, 1]}
+    proved = {
+        "summary": "Let torch capture it.",
+        "applicability": "safe",
+        "verified": True,
+        "edit": "torch._dynamo.config.capture_scalar_outputs = True",
+        "before": {"compiles": 2, "count": 1},
+        "after": {"compiles": 1, "count": 0},
+    }
+    told = finding(made, remedies=[proved])
+    ((_, remedy),) = claims({"findings": [told, finding(made, severity="info", remedies=[proved])]})
+
+    def against(after: dict[str, Any]) -> list[str]:
+        return list(refuted(told, remedy, made, before, {"events": [], "error": "", "graphs": [1], **after}))
+
+    assert against({}) == []
+    assert "2 compiles before, torch's log has 1" not in "".join(against({}))
+    assert "1 compiles after, torch's log has 2" in against({"graphs": [1, 1]})[0]
+    assert "still has graph_break" in against({"events": before["events"]})[0]
+    assert "fails in torch's own process" in against({"error": "boom"})[0]
+
+
+def test_compiles_and_losses_are_held_against_torch() -> None:
+    report = {"compiles": [{"step": 3}, {"step": 1}]}
+    assert not compiles_differ(report, {"graphs": [1, 3]})
+    assert "torch's at [1]" in compiles_differ(report, {"graphs": [1]})[0]
+    same = {"losses": [1.0, 2.0]}
+    assert not numbers_differ({"losses": [1.0, 2.0001]}, same)
+    (event,) = numbers_differ({"losses": [1.0, 2.5]}, same)
+    assert (event["kind"], event["step"]) == ("numerics", 2)

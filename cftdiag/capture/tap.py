@@ -2,8 +2,9 @@
 building what nobody reads.
 
 torch builds every record, payload included, as soon as its trace logger has any handler; that is most of a
-tap's cost. While taps are the only handlers, the list is true only for the records they want, so that torch
-drops the others before building anything.
+tap's cost, and a payload that writes out the user's own tensor subclass can end the compile. While taps are the
+only handlers, the list is true only for the records they want, so that torch drops the others before building
+anything.
 """
 
 from __future__ import annotations
@@ -42,14 +43,16 @@ class Tap(logging.Handler):
         self._feed = feed
         self._failed = failed
 
+    def wants(self, name: str, artifact: str | None) -> bool:
+        """Whether a record is read; ``artifact`` is the name of one, None where it is not known."""
+        return name in self.wanted and (name != "artifact" or artifact is None or artifact in self._artifacts)
+
     def emit(self, record: logging.LogRecord) -> None:
         """Called by logging for each record of the trace."""
         try:
             metadata: dict[str, Any] = record.metadata  # type: ignore[attr-defined]
             name = next(iter(metadata), "")
-            if name not in self.wanted or (
-                name == "artifact" and metadata[name].get("name") not in self._artifacts
-            ):
+            if not self.wants(name, str(metadata[name].get("name")) if name == "artifact" else None):
                 return
             self._feed(metadata, record.payload, record.created)  # type: ignore[attr-defined]
         except Exception as error:  # noqa: BLE001 - logging runs inside the user's compile: nothing of ours may reach it
@@ -68,7 +71,8 @@ class _Handlers(list[logging.Handler]):
         if not trace_log.asks_to_build(caller):
             return len(self) > 0
         name = trace_log.record_asked_for(caller)
-        return any(name is None or name in tap.wanted for tap in self if isinstance(tap, Tap))
+        artifact = trace_log.artifact_asked_for(caller) if name == "artifact" else None
+        return any(name is None or tap.wants(name, artifact) for tap in self if isinstance(tap, Tap))
 
 
 def install(tap: Tap) -> None:

@@ -26,6 +26,14 @@ NAMES = (
         needed=False,
     ),
     Name(
+        "torch._logging._internal:trace_structured",
+        "record",
+        "every artifact of the trace is built, wanted or not: its text is made of the user's own tensors too",
+        alias="trace_structured_metadata",
+        reads=("metadata_fn",),
+        needed=False,
+    ),
+    Name(
         "torch._logging.structured:INTERN_TABLE",
         "record",
         "the line that turns a size into a constant is told without its file",
@@ -58,4 +66,12 @@ def asks_to_build(caller: FrameType) -> bool:
 def record_asked_for(caller: FrameType) -> str | None:
     """Name of the record that torch asks about, None where it does not say."""
     name = caller.f_locals.get("name")
+    return name if isinstance(name, str) else None
+
+
+def artifact_asked_for(caller: FrameType) -> str | None:
+    """Name of the artifact that torch asks about, None where it does not say."""
+    told = caller.f_locals.get("metadata_fn")
+    metadata = told() if callable(told) else None
+    name = metadata.get("name") if isinstance(metadata, dict) else None
     return name if isinstance(name, str) else None

@@ -603,8 +603,10 @@ def test_torch_builds_no_record_that_nobody_reads(run_python: Callable[..., Any]
         trace = logging.getLogger("torch.__trace")
         own, built = trace.handlers, []
 
-        def tell(name):
-            torch._logging.trace_structured(name, payload_fn=lambda: built.append(name) or "", expect_trace_id=False)
+        def tell(name, /, **metadata):
+            torch._logging.trace_structured(
+                name, lambda: metadata, payload_fn=lambda: built.append(name) or "", expect_trace_id=False
+            )
 
         with Recorder() as outer:
             tell("dynamo_start")  # torch's own handler takes itself off
@@ -612,6 +614,8 @@ def test_torch_builds_no_record_that_nobody_reads(run_python: Callable[..., Any]
             with Recorder():
                 tell("chromium_event")
                 tell("compilation_metrics_runtime")
+                # torch writes out the metadata of a graph, down to a user's own tensor subclass
+                tell("artifact", name="aot_forward_graph_fw_metadata", encoding="string")
                 assert built == ["dynamo_start"], built
                 other = logging.NullHandler()
                 trace.addHandler(other)
@@ -622,6 +626,9 @@ def test_torch_builds_no_record_that_nobody_reads(run_python: Callable[..., Any]
         trace.removeHandler(other)
         tell("dynamo_start")
         assert len(built) == 2
+        with Recorder():
+            tell("artifact", name="recompile_reasons", encoding="json")
+        assert built[2:] == ["artifact"], built
         """
     )
 

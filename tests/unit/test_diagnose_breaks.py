@@ -834,3 +834,17 @@ def test_an_error_that_only_fullgraph_meets_in_a_broken_block_is_evidence_of_the
         ("graph_break", "tensor.item"),
         ("error", "fullgraph_error"),
     }
+
+
+def test_an_error_that_the_line_of_a_break_raises_is_evidence_of_the_break() -> None:
+    broke = broken("GB0124", "Unsupported autograd call", "y.backward()")
+    twice = "Trying to backward through the graph a second time"
+
+    def at(line: int) -> Event:
+        return dataclasses.replace(raised("RuntimeError", twice), stack=(frame(line, "y.backward()"),))
+
+    found = the(diagnose([broke, at(12)], Context(blocks=BLOCKS)))
+    assert (found.kind, found.severity) == ("graph_break", "error")
+    assert f"cut there, the step fails: {twice}" in found.evidence
+    apart = diagnose([broke, at(40)], Context(blocks=BLOCKS))
+    assert {f.kind for f in apart} == {"graph_break", "error"}

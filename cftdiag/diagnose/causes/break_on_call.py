@@ -84,7 +84,7 @@ CAUSES = (
     ),
     cause(
         "rng_seed_call",
-        says="`{code}` changes the random state inside the compiled block.",
+        says="`{code}` reads or sets the random state inside the compiled block.",
         kinds=BREAK,
         remedies=(
             Remedy(summary="Seed or restore the state outside the compiled block."),

@@ -95,6 +95,8 @@ def _error(
         d.cause == "dtype" or "autocast" in (d.guard or "") for d in drafts.of("recompile") if step in d.steps
     )
     cause = errors.classify(kind, message, limit_hit=bool(limits), cast=cast, create_graph=said.create_graph)
+    if cause == "fullgraph_error" and _at_break(message, event, drafts):
+        return
     draft, new = drafts.get("error", cause, "error")
     name = (region(event) if event is not None else None) or _of_graph(message, events)
     blocks = (
@@ -142,6 +144,23 @@ def _error(
         *(line for line in lines if len(line) > 1 and not any(" ".join(line.split()) in s for s in advised)),
     )
     draft.note(*(f"grew from {d.kind} {d.cause}: {d.guard}" for d in limits))
+
+
+def _at_break(message: str, event: Event | None, drafts: Drafts) -> bool:
+    """True for an error that the line of a graph break raises: what the break made two graphs of was one when it was run
+    without torch.compile (a gradient taken inside of the block), so the error is evidence of the break.
+    """
+    first, named = errors.told(message)
+    where = places.of(named) if named is not None else places.place(event) if event is not None else Where()
+    at = [d for d in drafts.of("graph_break") if where.line and _place(d.where) == _place(where)]
+    for draft in at:
+        draft.severity = "error"
+        draft.note(f"cut there, the step fails: {shorten(first, 300)}")
+    return bool(at)
+
+
+def _place(where: Where) -> tuple[str | None, int | None]:
+    return where.file, where.line
 
 
 def _of_graph(message: str, events: Sequence[Event]) -> str | None:

@@ -183,6 +183,12 @@ class Condition:
         """True when that value is known."""
         return (self.expected if name == "expected" else self.actual) is not MISSING
 
+    @property
+    def function(self) -> str:
+        """The function whose code, closure or bound arguments are tested: ``self.f`` of ``self.f.__code__``."""
+        found = _CLOSURE.search(self.source)
+        return self.source[: found.start()] if found else self.root
+
     def renamed(self, old: str, new: str) -> Condition:
         """The same with the source ``old`` written ``new``: ``args[0]`` as the parameter's name."""
         return dataclasses.replace(

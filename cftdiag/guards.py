@@ -336,5 +336,6 @@ def pretty(source: str) -> str:
         lambda m: f"[{m[1]}]" if m[1].isdigit() else f".{m[1]}",
         source,
     )
+    source = re.sub(r"\._modules$", "", source)  # the modules of a container
     source = re.sub(r"^G\[['\"]([\w.]+)['\"]\]", r"\1", source)
     return re.sub(r"\bdict\(type\((\w+)\)\.__dict__\)\[['\"](\w+)['\"]\]", r"type(\1).\2", source)

@@ -369,6 +369,73 @@ def test_a_keyword_of_a_wrapper_is_named_as_the_call_names_it_and_torch_is_given
     assert changes == [{"env": {"TORCH_COMPILE_DYNAMIC_SOURCES": "L['kwargs']['stage']"}}]
 
 
+def test_a_frozen_parameter_is_no_matter_of_the_blocks_input() -> None:
+    event = missed(
+        "tensor 'self._parameters['w']' requires_grad mismatch. expected requires_grad=1",
+        detail={"self": "self"},
+    )
+    found = the(diagnose([compiled(), event], Context(blocks=BLOCKS)))
+    assert found.cause == "requires_grad" and "`self.w`" in found.explanation
+    assert found.remedies[0].summary.startswith("Freeze and unfreeze parameters before")
+    assert not any("input" in r.summary for r in found.remedies)
+    event = missed(
+        "tensor 'self._buffers['t']' dtype mismatch. expected Float, actual Double", detail={"self": "self"}
+    )
+    found = the(diagnose([compiled(), event], Context(blocks=BLOCKS)))
+    assert [r.summary for r in found.remedies] == [
+        "Give self.t its dtype before the first compiled call, and leave it."
+    ]
+
+
+def test_a_list_of_modules_that_grows_is_named_as_its_author_names_it() -> None:
+    event = missed("len(self._modules['more']._modules) != 1", actual="2", detail={"self": "self"})
+    found = the(diagnose([compiled(), event], Context(blocks=BLOCKS)))
+    assert found.cause == "container_len" and "`self.more` has another length" in found.explanation
+    assert [r.summary for r in found.remedies] == ["Add modules to self.more before the first compiled call."]
+
+
+@pytest.mark.parametrize(
+    ("guard", "function"),
+    [
+        ("___check_obj_id(self.f.__code__, 1397), type=<class 'code'>", "self.f"),
+        ("self._modules['mlp'].f.keywords['k'] == 1.0", "self.mlp.f"),
+        ("fn.__closure__[0].cell_contents == 2", "fn"),
+        ("___check_obj_id(G['helper'].__code__, 1397), type=<class 'code'>", "helper"),
+    ],
+)
+def test_a_function_is_named_by_what_holds_it(guard: str, function: str) -> None:
+    found = the(diagnose([compiled(), missed(guard)], Context(blocks=BLOCKS)))
+    assert found.cause == "closure_identity" and found.explanation.startswith(f"`{function}` ")
+    assert found.remedies[0].summary.startswith(f"Build {function} once")
+
+
+@pytest.mark.parametrize(
+    ("guard", "owner", "fix"),
+    [
+        (
+            "self.scale == 1.0",
+            "module",
+            "self.register_buffer('scale', torch.tensor(1.0)) and self.scale.fill_",
+        ),
+        (
+            "self._modules['mlp'].scale == 1.0",
+            "module",
+            "self.mlp.register_buffer('scale', torch.tensor(1.0))",
+        ),
+        ("self.cfg['scale'] == 1.0", None, "Hold self.cfg['scale'] in a tensor that is changed in place"),
+        ("self.cfg.scale == 1.0", "object", "Hold self.cfg.scale in a tensor that is changed in place"),
+    ],
+)
+def test_a_number_is_kept_in_a_buffer_of_the_module_that_holds_it(
+    guard: str, owner: str | None, fix: str
+) -> None:
+    event = missed(guard, actual="2.0", owner=owner, detail={"self": "self"})
+    found = the(diagnose([compiled(), event], Context(blocks=BLOCKS)))
+    assert found.cause == "module_float_attr"
+    assert fix in found.remedies[0].summary
+    assert sum("register_buffer" in r.summary for r in found.remedies) == (owner == "module")
+
+
 @pytest.mark.parametrize(
     ("guard", "actual", "said", "sides"),
     [

@@ -112,7 +112,8 @@ def test_sentences_name_only_facts_that_exist(cause: Cause) -> None:
 FACTS = """
 issue pattern fixed versions
 why skipped_class
-argument attribute name dim expected actual guard added multiple limit more dynamic_source state code line branch function callee callee_name reason
+argument attribute name holder dim expected actual guard added multiple limit more dynamic_source
+state code line branch function callee callee_name reason
 logging_function reordered_function printer said hint inner applied subclass
 type message limit_note main_limit hook module step blocks eager compiled rel config rank code_name others count
 ops seconds block counts cache

@@ -36,7 +36,7 @@ CAUSES = (
                 applicability="safe",
             ),
             Remedy(
-                summary="Hold {attribute} in a tensor (self.register_buffer('{name}', torch.zeros((), dtype=torch.long))), and compute what "
+                summary="Hold {attribute} in a tensor ({holder}.register_buffer('{name}', torch.zeros((), dtype=torch.long))), and compute what "
                 "depends on it with tensor operators: an if, min() or int() on it would break the graph."
             ),
             Remedy(summary="Count outside the module and pass what depends on it as a tensor."),
@@ -48,7 +48,8 @@ CAUSES = (
         kinds=RECOMPILES,
         remedies=(
             Remedy(
-                summary="Store {attribute} as a tensor: self.register_buffer('{name}', torch.tensor({expected})) and self.{name}.fill_(value)."
+                summary="Store {attribute} as a tensor: {holder}.register_buffer('{name}', torch.tensor({expected})) and "
+                "{attribute}.fill_(value)."
             ),
             Remedy(summary="Warm up with two different values before the first timed step."),
         ),
@@ -156,6 +157,13 @@ def classify(miss: Miss) -> str | None:
     if not miss.in_time():
         return "layer_idx" if is_int(guard.expected) and miss.history.equals_index(miss) else "per_layer_attr"
     return _by_type(miss)
+
+
+def of_object(miss: Miss, attribute: str) -> bool:
+    """True for what a module does not hold itself: an entry of a dictionary or a list, an attribute of a plain object.
+    There is no buffer to register for it.
+    """
+    return not attribute.rpartition(".")[2].isidentifier() or miss.owner in ("object", "class")
 
 
 def _by_type(miss: Miss) -> str:

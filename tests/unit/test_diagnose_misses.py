@@ -430,10 +430,21 @@ def test_a_number_is_kept_in_a_buffer_of_the_module_that_holds_it(
     guard: str, owner: str | None, fix: str
 ) -> None:
     event = missed(guard, actual="2.0", owner=owner, detail={"self": "self"})
+    line = Frame(file="/home/me/model.py", line=12, function="forward", code="x = x * (self.scale or scale)")
+    event = dataclasses.replace(event, stack=(line,))
     found = the(diagnose([compiled(), event], Context(blocks=BLOCKS)))
     assert found.cause == "module_float_attr"
     assert fix in found.remedies[0].summary
     assert sum("register_buffer" in r.summary for r in found.remedies) == (owner == "module")
+
+
+def test_a_layer_of_torch_takes_no_tensor_for_its_number() -> None:
+    event = missed("self._modules['drop'].p == 0.0", actual="0.1", owner="module", detail={"self": "self"})
+    line = Frame(file="/home/me/model.py", line=12, function="forward", code="x = self.drop(x)")
+    found = the(diagnose([compiled(), dataclasses.replace(event, stack=(line,))], Context(blocks=BLOCKS)))
+    assert [r.summary for r in found.remedies] == [
+        "Warm up with two different values before the first timed step."
+    ]
 
 
 @pytest.mark.parametrize(

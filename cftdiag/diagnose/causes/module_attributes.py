@@ -159,13 +159,6 @@ def classify(miss: Miss) -> str | None:
     return _by_type(miss)
 
 
-def of_object(miss: Miss, attribute: str) -> bool:
-    """True for what a module does not hold itself: an entry of a dictionary or a list, an attribute of a plain object.
-    There is no buffer to register for it.
-    """
-    return not attribute.rpartition(".")[2].isidentifier() or miss.owner in ("object", "class")
-
-
 def _by_type(miss: Miss) -> str:
     guard = miss.guard
     sample = guard.expected if guard.knows("expected") and guard.expected is not None else guard.actual

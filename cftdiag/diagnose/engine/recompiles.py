@@ -9,26 +9,15 @@ from typing import Any
 from cftdiag import guards
 from cftdiag.conditions import MISSING, Condition
 from cftdiag.details import LimitDetail
-from cftdiag.diagnose.causes import global_state, module_attributes, sizes
+from cftdiag.diagnose.causes import by_holder, global_state, sizes
 from cftdiag.diagnose.engine import graph_breaks, places, registry
 from cftdiag.diagnose.engine.context import Context
 from cftdiag.diagnose.engine.draft import Draft, Drafts, region
 from cftdiag.diagnose.engine.miss import History, Miss
 from cftdiag.events import Event
-from cftdiag.findings import Remedy, Where
+from cftdiag.findings import Where
 
 _SHAPES = tuple(cause.key for cause in sizes.CAUSES)
-_FROZEN = (
-    Remedy(
-        summary="Freeze and unfreeze parameters before the first compiled call, and leave them: each set of trained parameters "
-        "is a variant of its own."
-    ),
-    Remedy(
-        summary="Where training has phases: compile anew for each (torch.compiler.reset()), or warm each of them up."
-    ),
-)
-"""For a parameter; the cause's own remedies are about what a block is given."""
-_NUMBERS = ("module_int_attr", "module_float_attr")
 
 
 def gather(history: History, context: Context, drafts: Drafts) -> None:
@@ -106,26 +95,6 @@ def _recompile(miss: Miss, cause: str, context: Context, drafts: Drafts) -> None
     name = region(miss.event)
     draft.seen(miss.event, [name] if name else [])
     values = miss.history.values(miss)
-    attribute = guards.pretty(miss.guard.source)
-    if new and cause in _NUMBERS and module_attributes.of_object(miss, attribute):
-        draft.facts["holder"] = None
-        draft.remedies = (
-            Remedy(
-                summary=f"Hold {attribute} in a tensor that is changed in place ({attribute}.fill_(value)), and compute what "
-                "depends on it with tensor operators."
-            ),
-        )
-    elif new and cause == "container_len" and miss.guard.source.endswith("._modules"):
-        grows = f"Add modules to {attribute} before the first compiled call."
-        draft.remedies, draft.only_own = (Remedy(summary=grows),), True
-    elif new and cause == "dtype" and miss.on_module():
-        fixed = f"Give {attribute} its dtype before the first compiled call, and leave it."
-        draft.remedies, draft.only_own = (Remedy(summary=fixed),), True
-    elif new and cause == "requires_grad" and miss.on_module():
-        draft.remedies, draft.only_own = _FROZEN, True
-    sides = sizes.sides(miss.guard) if cause == "size_specialized" else None
-    if new and sides is not None:
-        draft.remedies = (Remedy(summary=f"Warm up one size {sides} before the first timed step."),)
     if (
         new
         and cause in ("seq_len", "batch_dim")
@@ -171,6 +140,7 @@ def _fill(draft: Draft, miss: Miss, cause: str, context: Context, new: bool) -> 
         draft.where = _where(miss, cause)
         draft.guard = f"type mismatch: {guard.text}" if guard.kind == "tensor_type" else guard.text or None
         draft.facts = facts(miss, cause, context)
+        draft.remedies, draft.only_own = by_holder.own(miss, cause)
     step = miss.event.step
     name = region(miss.event)
     draft.note(
@@ -213,7 +183,7 @@ def facts(miss: Miss, cause: str, context: Context) -> dict[str, Any]:
         "argument": name or None,
         "attribute": name or None,
         "name": name.rpartition(".")[2] or None,
-        "holder": name.rpartition(".")[0] or None,
+        "holder": (name.rpartition(".")[0] or None) if by_holder.takes_a_buffer(miss) else None,
         "dim": guard.index,
         "expected": _quoted(guard, expected),
         "actual": _quoted(guard, actual) or guard.value_type,

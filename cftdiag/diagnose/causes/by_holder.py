@@ -1,0 +1,64 @@
+"""Remedies that depend on what holds the guarded value: a module, a plain object, a container, torch's own layer."""
+
+from __future__ import annotations
+
+import re
+
+from cftdiag import guards
+from cftdiag.diagnose.causes import sizes
+from cftdiag.diagnose.engine import places
+from cftdiag.diagnose.engine.miss import Miss
+from cftdiag.findings import Remedy
+
+_NUMBERS = ("module_int_attr", "module_float_attr")
+_FROZEN = (
+    Remedy(
+        summary="Freeze and unfreeze parameters before the first compiled call, and leave them: each set of trained parameters "
+        "is a variant of its own."
+    ),
+    Remedy(
+        summary="Where training has phases: compile anew for each (torch.compiler.reset()), or warm each of them up."
+    ),
+)
+
+
+def takes_a_buffer(miss: Miss) -> bool:
+    """True for an attribute of a module that the program's own code reads: a buffer can stand in its place."""
+    return not _of_object(miss) and not _read_by_torch(miss)
+
+
+def own(miss: Miss, cause: str) -> tuple[tuple[Remedy, ...], bool]:
+    """Remedies of this miss, to go before those of its cause, and whether they stand for them."""
+    attribute, source = guards.pretty(miss.guard.source), miss.guard.source
+    if cause in _NUMBERS and _of_object(miss):
+        held = (
+            f"Hold {attribute} in a tensor that is changed in place ({attribute}.fill_(value)), and compute what depends "
+            "on it with tensor operators."
+        )
+        return (Remedy(summary=held),), False
+    if cause == "container_len" and source.endswith("._modules"):
+        return (Remedy(summary=f"Add modules to {attribute} before the first compiled call."),), True
+    if cause == "dtype" and miss.on_module():
+        fixed = f"Give {attribute} its dtype before the first compiled call, and leave it."
+        return (Remedy(summary=fixed),), True
+    if cause == "requires_grad" and miss.on_module():
+        return _FROZEN, True
+    sides = sizes.sides(miss.guard) if cause == "size_specialized" else None
+    if sides is not None:
+        return (Remedy(summary=f"Warm up one size {sides} before the first timed step."),), False
+    return (), False
+
+
+def _of_object(miss: Miss) -> bool:
+    """True for what a module does not hold itself: an entry of a dictionary or a list, an attribute of a plain object."""
+    name = guards.pretty(miss.guard.source).rpartition(".")[2]
+    return not name.isidentifier() or miss.owner in ("object", "class")
+
+
+def _read_by_torch(miss: Miss) -> bool:
+    """True for an attribute that no line of the program names: a layer of torch reads it (``p`` of a dropout), which takes
+    no tensor there.
+    """
+    name = guards.pretty(miss.guard.source).rpartition(".")[2]
+    lines = [f.code for f in miss.event.stack if f.code and places.rank(f) < 2]
+    return bool(lines) and not any(re.search(rf"\b{re.escape(name)}\b", line) for line in lines)

@@ -9,9 +9,10 @@ import pytest
 
 from cftdiag.diagnose import Block, Context, Probes, diagnose
 from cftdiag.diagnose.causes.break_on_value import branches
+from cftdiag.diagnose.engine import places
 from cftdiag.diagnose.engine.probes import LateHook, Numerics, SavedHook, Worst
 from cftdiag.events import Code, Event, Frame, Guard, Reason
-from cftdiag.findings import Finding
+from cftdiag.findings import Finding, Where
 from tests.unit.event_samples import detail as detail_of
 
 CODE = Code(qualname="Block.forward", file="/home/me/model.py", line=10)
@@ -346,9 +347,11 @@ def test_place_is_the_innermost_line_inside_the_compiled_frame(
 
 
 def test_who_called_the_compiled_frame_is_evidence() -> None:
-    stack = (SCRIPT, BLOCK, frame(3, "x.item()", "helper", f"{SITE}/einops/core.py"))
+    inner = frame(9, "return f(x)", "inner", f"{TORCH}/_dynamo/external_utils.py")
+    stack = (SCRIPT, BLOCK, frame(3, "x.item()", "helper", f"{SITE}/einops/core.py"), inner)
     found = the(diagnose([broken("GB0124", ITEM, stack=stack)], Context(blocks=BLOCKS)))
-    assert found.evidence[1:4] == (
+    assert found.evidence[:4] == (
+        f"torch: GB0124: {ITEM}",
         "einops/core.py:3 in helper: x.item()",
         "me/model.py:12 in forward: x + s.attention(x)",
         "called from me/train.py:5 in main: trainer.train()",
@@ -366,6 +369,11 @@ def test_a_line_without_source_is_named_by_its_number() -> None:
     nameless = Frame(file="/home/me/model.py", line=12, function="forward")
     found = the(diagnose([broken("GB0124", ITEM, stack=(nameless,))], Context(blocks=BLOCKS)))
     assert found.explanation.startswith("`model.py:12` reads")
+
+
+def test_a_line_without_a_file_is_named_by_its_function() -> None:
+    assert places.named(Where(function="forward")) == "forward"
+    assert places.named(Where()) == "the compiled code"
 
 
 def test_severity_follows_the_fullgraph_pass() -> None:
@@ -520,7 +528,7 @@ def test_what_torch_puts_around_an_optimizers_step_is_no_fault(
     assert the(diagnose([event], Context(wrap=True))).severity == severity
 
 
-@pytest.mark.parametrize("again", ["miss", "anew", "before"])
+@pytest.mark.parametrize("again", ["miss", "anew", "before", "backward"])
 def test_a_late_hook_is_in_code_that_was_compiled_from_nothing_afterwards(again: str) -> None:
     """After ``torch._dynamo.reset()`` it is; an entry that was added for another length serves that length alone."""
     hook = LateHook(block="layers.0", module="layers.0.p", hook="a.py:3 f", step=2)
@@ -531,7 +539,7 @@ def test_a_late_hook_is_in_code_that_was_compiled_from_nothing_afterwards(again:
         step=step,
         compile_id="0/1",
         block="layers.0",
-        region="forward",
+        region="backward" if again == "backward" else "forward",
         detail=detail_of("compile", {"status": "ok"}),
     )
     missed = Event(kind="recompile", time=0.9, step=2, compile_id="0/1", block="layers.0")

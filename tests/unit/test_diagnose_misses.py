@@ -507,6 +507,12 @@ def test_one_finding_gathers_steps_lengths_and_blocks() -> None:
     assert (found.blocks, found.steps, found.lengths) == (("layers.*",), (2, 3), (6, 7))
 
 
+def test_two_attributes_are_two_findings() -> None:
+    events = [missed("s.step == 0", actual="1"), missed("s.seen == 0", actual="1", step=3)]
+    found = diagnose([compiled(), *events], Context(blocks=BLOCKS))
+    assert [(f.cause, f.steps) for f in found] == [("module_int_attr", (2,)), ("module_int_attr", (3,))]
+
+
 def test_limit_names_its_cause_and_the_blocks_that_run_eager() -> None:
     event = missed(
         "s.layer_idx == 7",
@@ -765,6 +771,10 @@ def test_recompiles_of_a_helper_compiled_after_a_break_are_its_evidence() -> Non
     made = dataclasses.replace(compiled("1/0"), code=helper)
     both = diagnose([compiled(), broken, made, setting], Context(blocks=BLOCKS))
     assert {f.cause for f in both} == {"generic_break", "module_str_attr"}
+    # of a frame that torch does not name nobody knows that it is a helper's
+    nameless = dataclasses.replace(missed("s.step == 0", actual="1", step=1), code=None)
+    both = diagnose([compiled(), broken, nameless], Context(blocks=BLOCKS))
+    assert {f.cause for f in both} == {"generic_break", "module_int_attr"}
     at_once = dataclasses.replace(setting, step=1)
     assert len(diagnose([compiled(), broken, made, at_once], Context(blocks=BLOCKS))) == 1
 

@@ -240,6 +240,16 @@ FORMS: list[tuple[str, str, dict[str, Any]]] = [
         "other",
         {"kind": "backend"},
     ),
+    (
+        "self.a == self.b == 3",
+        "shape",
+        {
+            "kind": "value",
+            "form": "equal",
+            "terms": (Term(source="self.a", what="value"), Term(source="self.b", what="value")),
+        },
+    ),
+    ("foo(x) == 3", "value", {"kind": "value", "source": "foo(x)", "expected": 3}),
     ("something new in torch 3", "other", {"kind": "other", "source": ""}),
     ("", "other", {"kind": "other"}),
 ]

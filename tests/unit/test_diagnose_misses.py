@@ -438,6 +438,13 @@ def test_a_number_is_kept_in_a_buffer_of_the_module_that_holds_it(
     assert sum("register_buffer" in r.summary for r in found.remedies) == (owner == "module")
 
 
+def test_a_part_of_a_module_that_is_replaced_is_chosen_before_the_first_call() -> None:
+    guard = "___check_type_id(self._modules['act'], 94191), type=<class 'torch.nn.modules.activation.ReLU'>"
+    found = the(diagnose([compiled(), missed(guard, detail={"self": "self"})], Context(blocks=BLOCKS)))
+    assert found.cause == "helper_class_identity"
+    assert found.remedies[0].summary.startswith("Choose self.act before the first compiled call")
+
+
 def test_a_layer_of_torch_takes_no_tensor_for_its_number() -> None:
     event = missed("self._modules['drop'].p == 0.0", actual="0.1", owner="module", detail={"self": "self"})
     line = Frame(file="/home/me/model.py", line=12, function="forward", code="x = self.drop(x)")

@@ -43,6 +43,12 @@ def own(miss: Miss, cause: str) -> tuple[tuple[Remedy, ...], bool]:
         return (Remedy(summary=fixed),), True
     if cause == "requires_grad" and miss.on_module():
         return _FROZEN, True
+    if cause == "helper_class_identity" and miss.on_module() and miss.in_time():
+        chosen = (
+            f"Choose {attribute} before the first compiled call, and leave it; where objects of several classes are needed, "
+            "each class is a variant: warm each up."
+        )
+        return (Remedy(summary=chosen),), False
     sides = sizes.sides(miss.guard) if cause == "size_specialized" else None
     if sides is not None:
         return (Remedy(summary=f"Warm up one size {sides} before the first timed step."),), False

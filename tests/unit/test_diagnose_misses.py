@@ -445,6 +445,24 @@ def test_a_part_of_a_module_that_is_replaced_is_chosen_before_the_first_call() -
     assert found.remedies[0].summary.startswith("Choose self.act before the first compiled call")
 
 
+@pytest.mark.parametrize(("guard", "actual"), [("mode == 'a'", "'b'"), ("mode == True", "False")])
+def test_no_symbol_stands_for_a_word_or_a_flag(guard: str, actual: str) -> None:
+    event = missed(guard, actual=actual, arguments={"mode": {"value": actual, "type": "str"}})
+    found = the(diagnose([compiled(), event], Context(blocks=BLOCKS)))
+    assert found.cause == "int_arg"
+    assert [r.change for r in found.remedies] == [None, None]
+    assert "variant" in found.remedies[1].summary
+
+
+def test_a_list_that_the_block_is_given_is_to_be_passed_alike() -> None:
+    event = missed("len(masks) == 1", actual="2", detail={"self": "self"})
+    found = the(diagnose([compiled(), event], Context(blocks=BLOCKS)))
+    assert found.cause == "container_len"
+    assert [r.summary.split(" in every")[0] for r in found.remedies] == [
+        "Pass masks with the same length and the same keys"
+    ]
+
+
 def test_a_layer_of_torch_takes_no_tensor_for_its_number() -> None:
     event = missed("self._modules['drop'].p == 0.0", actual="0.1", owner="module", detail={"self": "self"})
     line = Frame(file="/home/me/model.py", line=12, function="forward", code="x = self.drop(x)")

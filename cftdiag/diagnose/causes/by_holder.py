@@ -1,4 +1,6 @@
-"""Remedies that depend on what holds the guarded value: a module, a plain object, a container, torch's own layer."""
+"""Remedies that depend on what the guarded value is and on what holds it: a module, a plain object, a container, torch's own
+layer.
+"""
 
 from __future__ import annotations
 
@@ -38,11 +40,26 @@ def own(miss: Miss, cause: str) -> tuple[tuple[Remedy, ...], bool]:
         return (Remedy(summary=held),), False
     if cause == "container_len" and source.endswith("._modules"):
         return (Remedy(summary=f"Add modules to {attribute} before the first compiled call."),), True
+    if cause == "container_len" and miss.argument():
+        alike = (
+            f"Pass {attribute} with the same length and the same keys in every call (fill it up), or pass its tensors one by "
+            "one."
+        )
+        return (Remedy(summary=alike),), True
     if cause == "dtype" and miss.on_module():
         fixed = f"Give {attribute} its dtype before the first compiled call, and leave it."
         return (Remedy(summary=fixed),), True
     if cause == "requires_grad" and miss.on_module():
         return _FROZEN, True
+    if cause == "int_arg" and isinstance(miss.guard.expected, (bool, str)):
+        # no symbol stands for these
+        return (
+            Remedy(summary=f"Decide outside the block what {attribute} selects, and pass that as a tensor."),
+            Remedy(
+                summary=f"Each value of {attribute} is a variant: run one step of each before the timed steps, and keep their "
+                "number below recompile_limit."
+            ),
+        ), True
     if cause == "helper_class_identity" and miss.on_module() and miss.in_time():
         chosen = (
             f"Choose {attribute} before the first compiled call, and leave it; where objects of several classes are needed, "

@@ -45,7 +45,7 @@ class Step:
         return self.batch == 1, self.length == 1, tuple(call.signature for call in self.calls)
 
 
-class Lessons:
+class SeenSteps:
     """Steps seen, and what follows from them for the others."""
 
     def __init__(self, run: Callable[[Shape], None], model: torch.nn.Module, codes: Codes) -> None:
@@ -62,7 +62,7 @@ class Lessons:
         self._frames.pop(self._number(step), None)
         self.version += 1
 
-    def learn(self, shapes: Sequence[Shape], also: Sequence[Shape] = ()) -> None:
+    def sample(self, shapes: Sequence[Shape], also: Sequence[Shape] = ()) -> None:
         """Run a few shapes of each variant eagerly, among them the shortest and the longest, until neighbours
         of unlike kind are found exactly.
 
@@ -172,7 +172,7 @@ class Lessons:
         return self._frames[kind]
 
     def differs(self, step: Step) -> str | None:
-        """What of a real step the lessons did not foresee; None when they did."""
+        """What of a real step was not foreseen; None where all of it was."""
         kind = self.kind(Shape(step.batch, step.length, step.variant))
         known = next(s for s in self._steps.values() if self._number(s) == kind)
         if known.signature != step.signature:

@@ -18,7 +18,7 @@ from cftdiag.capture import Recorder
 from cftdiag.capture.cache_entries import Call, Calls, Entry, entries
 from cftdiag.error_text import one_line
 from cftdiag.events import Event
-from cftdiag.forecast.call_shapes import Codes, Lessons, Step
+from cftdiag.forecast.call_shapes import Codes, SeenSteps, Step
 from cftdiag.forecast.forecast import Outcome, summarise
 from cftdiag.forecast.frame_locals import Described, Unexplained, describe, restored
 from cftdiag.forecast.lengths import Shape
@@ -69,7 +69,7 @@ class _Sweep:
             limit,
         )
         self.codes: Codes = {}
-        self.lessons = Lessons(run, model, self.codes)
+        self.seen = SeenSteps(run, model, self.codes)
         self.out = Outcome(shapes=tuple(shapes))
         self.cached: dict[Any, tuple[Entry, ...]] = {}
         self.limited: set[tuple[str, int]] = set()
@@ -102,27 +102,27 @@ class _Sweep:
 
     def teach(self) -> None:
         """Learn from steps run eagerly, the steps really run so far among them; then see whether those were
-        as the lessons say.
+        as the steps that were seen say.
         """
         self.taught = True
         if not self.codes:
             self.by_running("no region was compiled")
         else:
-            self.lessons.learn(self.shapes, [shape for shape, _ in self.early])
+            self.seen.sample(self.shapes, [shape for shape, _ in self.early])
         for shape, step in self.early:
             self.learn_from(shape, step)
         self.early.clear()
         self.verify()
 
     def learn_from(self, shape: Shape, step: Step) -> None:
-        """Compare a step really run with the lessons, then add it to them."""
+        """Compare a step really run with what was foreseen, then add it to the steps that were seen."""
         if not step.calls:
             return
         if not self.out.by_running and self.surprise is None:
-            self.surprise = self.lessons.differs(step)
-        self.lessons.add(step)
+            self.surprise = self.seen.differs(step)
+        self.seen.add(step)
         if shape.key in self.out.visits:
-            self.out.kinds[shape.key] = self.lessons.kind(shape)
+            self.out.kinds[shape.key] = self.seen.kind(shape)
 
     # ---- one shape of the data ----
 
@@ -132,7 +132,7 @@ class _Sweep:
             try:
                 cell = self.ask(shape)
                 if None not in cell or self.all_limited(shape, cell):
-                    self.out.visits[shape.key], self.out.kinds[shape.key] = cell, self.lessons.kind(shape)
+                    self.out.visits[shape.key], self.out.kinds[shape.key] = cell, self.seen.kind(shape)
                     self.out.probed += 1
                     return
             except Unexplained as error:
@@ -201,8 +201,8 @@ class _Sweep:
         """Compile id of the graph that would serve each call of a shape, None where none would. Raises
         :class:`Unexplained`.
         """
-        kind = self.lessons.kind(shape)
-        frames = self.lessons.frames(kind)
+        kind = self.seen.kind(shape)
+        frames = self.seen.frames(kind)
         cell: list[str | None] = [None] * len(frames)
         for group in self.group(kind):
             frame = frames[group[0]]
@@ -222,10 +222,10 @@ class _Sweep:
         Guards of a graph look either at the arguments' sizes or at what is fixed for a call (its module,
         flags, dtypes), so that one probe at the graph's own shape tells about the fixed part.
         """
-        stamp = len(self.out.triggers), self.lessons.version
+        stamp = len(self.out.triggers), self.seen.version
         if self.stamps.get(kind) != stamp:
             groups: dict[Any, list[int]] = {}
-            for i, frame in enumerate(self.lessons.frames(kind)):
+            for i, frame in enumerate(self.seen.frames(kind)):
                 takes = tuple(e.compile_id for e in self.candidates(kind, i))
                 groups.setdefault(
                     (frame.example.code, frame.state, tuple(sorted(frame.sources.items())), takes), []
@@ -235,7 +235,7 @@ class _Sweep:
 
     def candidates(self, kind: int, i: int) -> list[Entry]:
         """The graphs that take call ``i`` of a kind at their own shape."""
-        frame = self.lessons.frames(kind)[i]
+        frame = self.seen.frames(kind)[i]
         found = []
         for entry in self.cached.get(frame.example.code, ()):
             key = kind, i, entry.compile_id
@@ -251,7 +251,7 @@ class _Sweep:
 
     def all_limited(self, shape: Shape, cell: Sequence[str | None]) -> bool:
         """True when every call without a graph runs code that torch compiles no more."""
-        frames = self.lessons.frames(self.lessons.kind(shape))
+        frames = self.seen.frames(self.seen.kind(shape))
         codes = [frame.example.code for frame, graph in zip(frames, cell, strict=True) if graph is None]
         return all((code.co_filename, code.co_firstlineno) in self.limited for code in codes)
 
@@ -274,7 +274,7 @@ class _Sweep:
             self.by_running(why)
 
     def refusal(self, shape: Shape, i: int, graph: str | None) -> str:
-        frame = self.lessons.frames(self.lessons.kind(shape))[i]
+        frame = self.seen.frames(self.seen.kind(shape))[i]
         entry = next((e for e in self.cached.get(frame.example.code, ()) if e.compile_id == graph), None)
         if entry is None:
             return f"{frame.example.code.co_qualname} found no graph after it was run"
@@ -327,11 +327,11 @@ class _Sweep:
     # ---- what the map is made of ----
 
     def finish(self) -> None:
-        self.out.kind_table = self.lessons.kinds()
+        self.out.kind_table = self.seen.kinds()
         self.out.labels = self.labels()
         for kind in self.out.kind_table:
             try:
-                frames = self.lessons.frames(kind)
+                frames = self.seen.frames(kind)
             except Unexplained:
                 continue
             for i, frame in enumerate(frames):

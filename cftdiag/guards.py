@@ -164,6 +164,7 @@ def _sentence(text: str) -> Condition | None:
         return Condition(text=text, kind="none", negated=True, actual=None, value_type="NoneType")
     if _DUPLICATE.search(text):
         named = re.search(r"'?([A-Za-z_][\w.\[\]'\"]*?)'? should not alias", text)
+        named = named or re.search(r"found: \[[\"'](.+?)[\"'](?:, [\"']|\])", text)
         return Condition(text=text, kind="alias", source=named[1] if named else "")
     if text.startswith("BACKEND_MATCH"):
         return Condition(text=text, kind="backend")
@@ -337,5 +338,6 @@ def pretty(source: str) -> str:
         source,
     )
     source = re.sub(r"\._modules$", "", source)  # the modules of a container
+    source = re.sub(r"___from_numpy\((.+)\)$", r"\1", source)
     source = re.sub(r"^G\[['\"]([\w.]+)['\"]\]", r"\1", source)
     return re.sub(r"\bdict\(type\((\w+)\)\.__dict__\)\[['\"](\w+)['\"]\]", r"type(\1).\2", source)

@@ -445,7 +445,10 @@ def test_a_part_of_a_module_that_is_replaced_is_chosen_before_the_first_call() -
     assert found.remedies[0].summary.startswith("Choose self.act before the first compiled call")
 
 
-@pytest.mark.parametrize(("guard", "actual"), [("mode == 'a'", "'b'"), ("mode == True", "False")])
+@pytest.mark.parametrize(
+    ("guard", "actual"),
+    [("mode == 'a'", "'b'"), ("mode == True", "False"), ("mode == torch.float32", "torch.float16")],
+)
 def test_no_symbol_stands_for_a_word_or_a_flag(guard: str, actual: str) -> None:
     event = missed(guard, actual=actual, arguments={"mode": {"value": actual, "type": "str"}})
     found = the(diagnose([compiled(), event], Context(blocks=BLOCKS)))
@@ -461,6 +464,22 @@ def test_a_list_that_the_block_is_given_is_to_be_passed_alike() -> None:
     assert [r.summary.split(" in every")[0] for r in found.remedies] == [
         "Pass masks with the same length and the same keys"
     ]
+
+
+def test_a_tensor_that_is_given_twice() -> None:
+    event = missed('Duplicate tensors found: ["opt[0]", "opt[1]"]', detail={"self": "self"})
+    found = the(diagnose([compiled(), event], Context(blocks=BLOCKS)))
+    assert found.cause == "object_identity"
+    assert found.explanation.startswith("`opt[0]` is given twice in this call")
+    assert [r.summary[:30] for r in found.remedies] == ["Pass a copy (opt[0].clone()) w"]
+
+
+def test_a_size_of_no_dimension_of_the_batch_is_not_called_its_length() -> None:
+    text = "tensor '___from_numpy(table)' size mismatch at index 0. expected 8, actual 9"
+    for name in ("table", "___from_numpy(table)"):
+        event = missed(text.replace("___from_numpy(table)", name), arguments={name: tensor(9)})
+        found = the(diagnose([compiled(), event], Context(blocks=BLOCKS, lengths=(6, 6), batch_sizes=(2, 2))))
+        assert found.explanation.startswith("Dimension 0 of `table` is a size of its own")
 
 
 def test_a_layer_of_torch_takes_no_tensor_for_its_number() -> None:

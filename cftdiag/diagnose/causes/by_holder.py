@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 
 from cftdiag import guards
+from cftdiag.conditions import Code
 from cftdiag.diagnose.causes import sizes
 from cftdiag.diagnose.engine import places
 from cftdiag.diagnose.engine.miss import Miss
@@ -51,7 +52,7 @@ def own(miss: Miss, cause: str) -> tuple[tuple[Remedy, ...], bool]:
         return (Remedy(summary=fixed),), True
     if cause == "requires_grad" and miss.on_module():
         return _FROZEN, True
-    if cause == "int_arg" and isinstance(miss.guard.expected, (bool, str)):
+    if cause == "int_arg" and isinstance(miss.guard.expected, (bool, str, Code)):
         # no symbol stands for these
         return (
             Remedy(summary=f"Decide outside the block what {attribute} selects, and pass that as a tensor."),
@@ -60,6 +61,9 @@ def own(miss: Miss, cause: str) -> tuple[tuple[Remedy, ...], bool]:
                 "number below recompile_limit."
             ),
         ), True
+    if miss.guard.kind == "alias":
+        copied = f"Pass a copy ({attribute}.clone()) where one tensor would be given twice, or warm up a call of each kind."
+        return (Remedy(summary=copied),), True
     if cause == "helper_class_identity" and miss.on_module() and miss.in_time():
         chosen = (
             f"Choose {attribute} before the first compiled call, and leave it; where objects of several classes are needed, "

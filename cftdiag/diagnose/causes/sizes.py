@@ -375,6 +375,15 @@ def dimension(miss: Miss) -> str:
     return "batch_dim" if miss.guard.index == 0 and (shape is None or len(shape) > 1) else "seq_len"
 
 
+def meaning(miss: Miss) -> str:
+    """What a size that is not the batch's is called in a sentence."""
+    if tokens(miss):
+        return "a number of tokens"
+    lengths, shape = set(miss.context.lengths), miss.shape_of(miss.guard.source)
+    own = shape is not None and len(shape) == 1 and len(lengths) == 1 and actual_size(miss) not in lengths
+    return "a size of its own, not the sequence length" if own else "the sequence length"
+
+
 def tokens(miss: Miss) -> bool:
     """True when dimension 0 counts tokens: it is rows x length, or the rows of a two-dimensional tile that are not the
     batch's.

@@ -141,6 +141,10 @@ def _fill(draft: Draft, miss: Miss, cause: str, context: Context, new: bool) -> 
         draft.guard = f"type mismatch: {guard.text}" if guard.kind == "tensor_type" else guard.text or None
         draft.facts = facts(miss, cause, context)
         draft.remedies, draft.only_own = by_holder.own(miss, cause)
+        if guard.kind == "alias":
+            draft.says = (
+                "`{argument}` is given twice in this call; the code was compiled for a tensor in each place."
+            )
     step = miss.event.step
     name = region(miss.event)
     draft.note(
@@ -200,7 +204,7 @@ def facts(miss: Miss, cause: str, context: Context) -> dict[str, Any]:
     elif cause == "stride":
         found["layout"] = sizes.layout(guard)
     elif cause == "seq_len":
-        found["meaning"] = "a number of tokens" if sizes.tokens(miss) else "the sequence length"
+        found["meaning"] = sizes.meaning(miss)
     if cause in ("none_vs_tensor", "first_call_latch"):
         found["expected"] = found["expected"] or (
             "None"

@@ -23,6 +23,7 @@ from cftdiag.torch_private.rehearsal import (
     DeviceContext,
     Generator,
     answer_devices,
+    around_backward,
     hide_mode,
     map_graph_arguments,
 )
@@ -50,6 +51,7 @@ def install(settings: Rehearsal) -> Alias | None:
     hide_mode(Alias)
     map_graph_arguments(alias.in_graph)
     answer_devices(alias.answered)
+    around_backward(lambda: alias)
     alias.__enter__()
     return alias
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 from cftdiag.torch_private.names import Name, by_alias, resolve
@@ -41,6 +42,13 @@ _MODE_STACK = Name(
     "torch._dynamo.variables.torch_function:TorchFunctionModeStackVariable", "rehearsal", _COMPILED_CUDA
 )
 
+_ENGINE = Name(
+    "torch.autograd:_engine_run_backward",
+    "rehearsal",
+    "what a checkpoint recomputes is taken for a recompile",
+    needed=False,
+)
+
 _BACKENDS = Name("torch._dynamo.backends.registry:_COMPILER_FNS", "rehearsal", _LOST)
 _LOOKUP = Name("torch._dynamo.backends.registry:lookup_backend", "rehearsal", _LOST)
 
@@ -64,6 +72,7 @@ NAMES = (
     _CREATE_PROXY,
     _MODES,
     _MODE_STACK,
+    _ENGINE,
     Name("torch:_C.Generator", "rehearsal", _LOST),
     Name("torch.utils._device:DeviceContext", "rehearsal", _LOST),
 )
@@ -90,6 +99,23 @@ def hide_mode(mode: type) -> None:
         stack.offset += modes.index(others[0]) if others else 0
 
     _replace(_MODES, initialise)
+
+
+def around_backward(context: Callable[[], AbstractContextManager[Any]]) -> None:
+    """Have every run of the autograd engine inside of ``context()``.
+
+    A function mode is off while it answers, and ``backward`` is a torch function: without this what a backward runs
+    (a checkpoint's recomputation, hooks) does not meet the mode under which its forward ran.
+    """
+    if _ENGINE.check() is None:
+        real = _ENGINE.get()
+
+        @functools.wraps(real)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with context():
+                return real(*args, **kwargs)
+
+        _replace(_ENGINE, run)
 
 
 def map_graph_arguments(mapped: Callable[[Any, Any, Any], tuple[Any, Any, Any]]) -> None:

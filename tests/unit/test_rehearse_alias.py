@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from cftdiag.rehearse.cuda_alias import Alias
 from cftdiag.target.devices import DEVICES
+from cftdiag.torch_private.rehearsal import around_backward
 
 
 def test_cuda_in_arguments_is_this_machines_memory() -> None:
@@ -38,3 +40,15 @@ def test_tensors_name_the_device_that_the_script_moved_them_to() -> None:
         # what takes a device from a tensor is mapped again
         assert torch.zeros(2, device=there.device).sum().item() == 0
     assert there.device.type == "cpu" and alias.asked
+
+
+def test_what_backward_runs_meets_the_device_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hook, or what a checkpoint recomputes, makes its tensors where the forward did."""
+    monkeypatch.setattr(torch.autograd, "_engine_run_backward", torch.autograd._engine_run_backward)
+    x = torch.ones(2, requires_grad=True)
+    with Alias(DEVICES["h200"]) as alias:
+        around_backward(lambda: alias)
+        x.register_hook(lambda gradient: gradient + torch.ones(2, device="cuda"))
+        (2 * x).sum().backward()
+        torch.autograd.backward(2 * x, torch.ones(2))
+    assert x.grad is not None and x.grad.tolist() == [6.0, 6.0]

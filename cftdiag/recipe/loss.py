@@ -163,12 +163,13 @@ class TokenLogProbs(LossRegion):
 
     def __init__(self, temperature: float = 1.0) -> None:
         super().__init__()
-        self.temperature = temperature
+        # A 0-D tensor, for the reason that head_of has.
+        self.cooled = None if temperature == 1.0 else torch.tensor(temperature)
 
     def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
         upcast = logits if logits.dtype == torch.float64 else logits.float()
-        if self.temperature != 1.0:
-            upcast = upcast / self.temperature
+        if self.cooled is not None:
+            upcast = upcast / self.cooled
         losses = F.cross_entropy(
             upcast.flatten(0, -2), labels.flatten(), ignore_index=IGNORE, reduction="none"
         )

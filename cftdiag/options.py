@@ -136,9 +136,16 @@ class ParallelOptions:
     """The ranks that the model is sharded over."""
 
     world_size: int = 1
+    tensor_parallel: int = 1
+    """Ranks that the weights of each block are split over."""
 
     def __post_init__(self) -> None:
         _positive("world_size", self.world_size)
+        _positive("tensor_parallel", self.tensor_parallel)
+        if self.world_size % self.tensor_parallel:
+            raise InputError(
+                f"--tensor-parallel {self.tensor_parallel} does not divide --world-size {self.world_size}; give a divisor"
+            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -257,6 +264,10 @@ class CheckOptions:
             grouped[group][field] = value
         for group, cls in _GROUPS.items():
             object.__setattr__(self, group, cls(**grouped[group]))
+        if self.data.path is not None and self.parallel.tensor_parallel > 1:
+            raise InputError(
+                "--data forecasts ranks that each have rows of their own; drop --tensor-parallel"
+            )
         if self.data.path is not None and self.subject.lengths is not None:
             raise InputError("--data brings its own lengths; drop --lengths")
         if self.subject.packed and self.data.path is None and (self.subject.batch_size or 1) > 1:

@@ -1,4 +1,4 @@
-"""Lines that libraries write while they are imported and that no user of ours can do anything about."""
+"""Lines that libraries write and that no user of ours can do anything about."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ _LOGGERS = (
     "torchao",
     # That torchao registers an enum in a way that torch no longer needs.
     "torch.utils._pytree",
+    # That the norm of gradients on two mesh dimensions is summed over one after the other: once a step, and the
+    # trainer gives all ranks one result.
+    "torch.distributed.tensor._redistribute",
 )
 
 

@@ -230,6 +230,10 @@ class TrainConfig:
     replicas: int = _option(
         1, "HSDP: number of model replicas; each is sharded over world size / replicas ranks"
     )
+    tensor_parallel: int = _option(
+        1,
+        "split the weights of each block over N ranks, which then have the same rows; dense models, method full",
+    )
     grad_sync: str = _option(
         "every",
         "reduce-scatter gradients after every microstep, or after the last one: less traffic, whole gradients in memory meanwhile",
@@ -309,6 +313,16 @@ class TrainConfig:
             raise ValueError(
                 "qat rounds float32 and bfloat16 only; give another train-dtype or dtype than float64"
             )
+        if self.tensor_parallel > 1 and self.method != "full":
+            raise ValueError(
+                f"tensor-parallel splits the layers of the plain model; method {self.method} has others, leave out one of the two"
+            )
+        if self.tensor_parallel > 1 and self.scope in ("model", "model+loss"):
+            raise ValueError(
+                f"tensor-parallel splits blocks that are compiled one by one; compile-scope {self.scope} has one region over all"
+            )
+        if self.tensor_parallel > 1 and self.compile_plan is not None:
+            raise ValueError("a compile plan knows nothing of tensor-parallel; leave out one of the two")
         if self.osft_redecompose is not None and not self.osft:
             raise ValueError(
                 "osft-redecompose starts an OSFT run; give osft too, or export the checkpoint and start from the result"
@@ -348,6 +362,7 @@ class TrainConfig:
             "pad_to_multiple_of",
             "loss_chunks",
             "replicas",
+            "tensor_parallel",
             "lora_rank",
             "qlora_block_size",
             "qat_group_size",

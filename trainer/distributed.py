@@ -26,6 +26,18 @@ class Ranks:
     rank: int
     world: int
     device: torch.device
+    tensor: int = 1
+    """Ranks in a row that split each block between them and have the same rows (tensor parallelism)."""
+
+    @property
+    def data_rank(self) -> int:
+        """Among those that have other rows."""
+        return self.rank // self.tensor
+
+    @property
+    def data_world(self) -> int:
+        """How many have other rows."""
+        return self.world // self.tensor
 
 
 @contextlib.contextmanager
@@ -63,6 +75,17 @@ def process_group(device: str, *, timeout: int | None = None) -> Iterator[Ranks]
             yield Ranks(rank=dist.get_rank(), world=dist.get_world_size(), device=here)
         finally:
             dist.destroy_process_group()
+
+
+def with_tensor(ranks: Ranks, tensor: int) -> Ranks:
+    """Where this process stands when ``tensor`` ranks split each block. Raises ``ValueError`` when they do not
+    divide the world.
+    """
+    if ranks.world % tensor:
+        raise ValueError(
+            f"{ranks.world} ranks cannot split blocks over {tensor}; the world size must be a multiple of --tensor-parallel"
+        )
+    return dataclasses.replace(ranks, tensor=tensor)
 
 
 def on_rank_zero(make: Callable[[], Value]) -> Value | None:

@@ -31,7 +31,7 @@ from trainer.config import TrainConfig, profile_range
 from trainer.data import Data, open_data
 from trainer.describe import describe
 from trainer.deterministic import deterministic
-from trainer.distributed import Ranks, on_rank_zero, process_group, require_writable
+from trainer.distributed import Ranks, on_rank_zero, process_group, require_writable, with_tensor
 from trainer.eager_sample import EagerSample
 from trainer.export import export, write_assets
 from trainer.faults import memory_of, writing
@@ -81,6 +81,7 @@ def run(config: TrainConfig) -> RunResult:
         process_group(config.device, timeout=config.collective_timeout) as ranks,
         contextlib.ExitStack() as stack,
     ):
+        ranks = with_tensor(ranks, config.tensor_parallel)
         on_rank_zero(lambda: require_writable(out))
         notes = config.without_effect()
         lock = on_rank_zero(lambda: stack.enter_context(Lock(out, say=notes.append)))
@@ -113,7 +114,7 @@ def _run(
         config,
         source.tokenizer,
         vocabulary=source.config.vocab_size,
-        world=ranks.world,
+        world=ranks.data_world,
         report=notes.append,
         write_cache=True,
     )
@@ -226,7 +227,7 @@ def _run(
                 metrics.say(
                     f"compiled as before from {again} batches in {recording.step()['compile_seconds']:.1f} s"
                 )
-            rng.seed(config.seed, ranks.rank)
+            rng.seed(config.seed, ranks.data_rank)  # dropout is alike on ranks that have the same rows
             if ranks.rank < len(own):
                 rng.restore(own[ranks.rank].rng, ranks.device)
             with (
@@ -275,7 +276,7 @@ class _Trainer:
         self.best: Best | None = None
         self.step, self.tokens, self.loss, self.stopped = 0, 0, math.nan, False
         self.skipped = 0
-        self.ahead = program.objective.steps_ahead(data, ranks.world)
+        self.ahead = program.objective.steps_ahead(data, ranks.data_world)
         self.eager = EagerSample(0, first=1, compiled=False, say=metrics.say)
 
     def look_ahead(self) -> None:
@@ -290,7 +291,7 @@ class _Trainer:
         with torch.compiler.set_stance("force_eager") if eager else contextlib.nullcontext():
             for number, (samples, step) in enumerate(self.ahead):
                 for plan, batches in self._batches([step], samples):
-                    rows = [micro[self.ranks.rank] for micro in plan.rows]
+                    rows = [micro[self.ranks.data_rank] for micro in plan.rows]
                     objective.note_ahead(samples, rows, batches, self.stepper.values(batches))
                 self.compiles.note(0, number)
         self.program.model.train()
@@ -352,7 +353,7 @@ class _Trainer:
             with (
                 self.eager.stance(step),
                 self.profiling.step(step),
-                memory_of(partial(_rows, step, plan, self.ranks.rank), _LESS),
+                memory_of(partial(_rows, step, plan, self.ranks.data_rank), _LESS),
             ):
                 figures = self.stepper.step(
                     batches, self.program.objective.divisor(plan), lr=lr, leak=measure_leak
@@ -449,11 +450,11 @@ class _Trainer:
     def _lengths(self, plan: Step) -> list[int]:
         """Of this rank's rows, where nothing but the run itself knows them."""
         made = self.program.objective.makes_rows
-        return [micro[self.ranks.rank].length for micro in plan.rows] if made else []
+        return [micro[self.ranks.data_rank].length for micro in plan.rows] if made else []
 
     def _batches(self, steps: Any, samples: Any) -> Any:
         return self.program.objective.batches(
-            steps, samples, rank=self.ranks.rank, pad_id=self._pad_id, varlen=self.program.varlen,
+            steps, samples, rank=self.ranks.data_rank, pad_id=self._pad_id, varlen=self.program.varlen,
             workers=self.config.num_workers, pin=self.ranks.device.type == "cuda",
         )  # fmt: skip
 
@@ -496,6 +497,7 @@ class _Trainer:
                 count += objective.divisor(plan)
         self.program.model.train()
         dist.all_reduce(total)
+        total /= self.ranks.tensor  # which count the same rows
         own = {f"val_{name}": value for name, value in objective.take_figures().items()}
         return {**dict(zip(names, (total / count).tolist(), strict=True)), **own}
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
@@ -19,8 +21,10 @@ def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
     trained = [p for p in model.parameters() if p.requires_grad]
     if not trained:
         raise ValueError("nothing to train: every parameter is frozen")
+    # A kernel for many tensors wants them on one mesh: those that are split between ranks are a group.
+    groups = [{"params": some} for some in _by_mesh(trained)]
     optimizer = torch.optim.AdamW(
-        trained,
+        groups,
         lr=config.peak_learning_rate,
         betas=(config.beta1, config.beta2),
         eps=config.eps,
@@ -54,8 +58,26 @@ def learning_rate(config: TrainConfig, step: int, total: int) -> float:
 
 def gradient_norm(parameters: list[nn.Parameter]) -> Tensor:
     """2-norm over all gradients of all ranks, a scalar on the device."""
-    norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-    return norm.full_tensor() if isinstance(norm, DTensor) else norm
+    groups = _by_mesh(parameters)
+    norms = [torch.nn.utils.get_total_norm([p.grad for p in group if p.grad is not None]) for group in groups]
+    whole = [norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms]
+    if len(whole) == 1:
+        return whole[0]
+    norm = torch.linalg.vector_norm(torch.stack(whole))
+    # Sums over one mesh dimension after the other may differ in the last bit between ranks, which would then
+    # clip weights that they share by different scales.
+    dist.broadcast(norm, 0)
+    return norm
+
+
+def _by_mesh(parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:
+    """Parameters that live on one mesh together, in order."""
+    groups: dict[Any, list[nn.Parameter]] = {}
+    for parameter in parameters:
+        groups.setdefault(parameter.device_mesh if isinstance(parameter, DTensor) else None, []).append(
+            parameter
+        )
+    return list(groups.values())
 
 
 def clip(parameters: list[nn.Parameter], norm: Tensor, limit: float) -> None:

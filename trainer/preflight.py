@@ -76,7 +76,9 @@ def build() -> Subject:
         source = open_source(config)
         vocabulary = source.config.get_text_config().vocab_size
         objective_of(config).require(world=world, attn=source.attn, tokenizer=source.tokenizer)
-        data = open_data(config, source.tokenizer, vocabulary=vocabulary, world=world)
+        data = open_data(
+            config, source.tokenizer, vocabulary=vocabulary, world=world // config.tensor_parallel
+        )
         return subject_of(config, source, data)
     except ValueError as error:
         raise InputError(str(error)) from error
@@ -110,6 +112,7 @@ def check(
             method=config.method_name,
             objective=config.objective,
             world_size=world,
+            tensor_parallel=config.tensor_parallel,
             compile_backend="eager" if config.backend == "eager" and options.get("target") is None else None,
             torch_config=static_settings() | dict(options.pop("torch_config", {})),
             **options,

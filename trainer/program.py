@@ -99,7 +99,7 @@ def build(
 
     recipe = recipe_of(config, dtype, objective)
     compiler = Compiler(recipe, (wrap_backend or lookup_backend)(config.backend), dynamic=config.dynamic)
-    mesh = make_mesh(device.type, dist.get_world_size(), recipe.replicas)
+    mesh = make_mesh(device.type, dist.get_world_size(), recipe.replicas, recipe.tensor_parallel)
     wrapped = apply_recipe(model, find_blocks(model), recipe, compile=compiler, mesh=mesh)
     materialize(model, device)
     if weights:
@@ -120,6 +120,7 @@ def recipe_of(config: TrainConfig, dtype: torch.dtype, objective: Objective) -> 
         loss=objective.loss,
         dtype=str(dtype).removeprefix("torch."),
         replicas=config.replicas,
+        tensor_parallel=config.tensor_parallel,
         always_sharded=True,
     )
 

@@ -45,6 +45,7 @@ _FIXED = (
     "lora_rank",
     "lora_alpha",
     "qlora_block_size",
+    "tensor_parallel",
     "train_dtype",
     "batch_size",
     "seed",

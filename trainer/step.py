@@ -33,6 +33,7 @@ class Stepper:
         self._model = program.model
         self._figures = program.objective.loss.figures
         self._device = program.device
+        self._same_rows = config.tensor_parallel
         self._optimizer = optimizer
         self._max_norm = config.max_grad_norm
         self._sync_last, self._syncing = config.grad_sync == "last", True
@@ -59,6 +60,7 @@ class Stepper:
         # The wish to stop travels with the loss: all ranks agree on the step, and none waits for it.
         shared = torch.cat([total, total.new_full((1,), float(self.stop()))])
         dist.all_reduce(shared)
+        shared[:-1] /= self._same_rows
 
         raw = gradient_norm(self._trained)
         norm = raw

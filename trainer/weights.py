@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 
 from cftdiag.torch_private.wrappers import strip
 from trainer.osft.linear import FACTORS, decompose
@@ -49,11 +49,25 @@ class Filler:
         dist.broadcast(value, source)
         with torch.no_grad():
             if isinstance(target, DTensor):
-                # src_data_rank=None: every rank has the value already, no second broadcast.
-                sharded = distribute_tensor(value, target.device_mesh, target.placements, src_data_rank=None)
-                target.to_local().copy_(sharded.to_local())
+                target.to_local().copy_(_own_part(value, target))
             else:
                 target.copy_(value)
+
+
+def _own_part(value: Tensor, target: DTensor) -> Tensor:
+    """This rank's part of a whole value. The last dimension of the mesh splits first: FSDP shards what tensor
+    parallelism has split.
+    """
+    mesh = target.device_mesh
+    coordinate = mesh.get_coordinate()
+    assert coordinate is not None
+    for dim in reversed(range(mesh.ndim)):
+        along = getattr(target.placements[dim], "dim", None)  # None where it is whole on each
+        if along is not None:
+            size = -(-value.shape[along] // mesh.size(dim))
+            begin = min(coordinate[dim] * size, value.shape[along])
+            value = value.narrow(along, begin, min(size, value.shape[along] - begin))
+    return value
 
 
 def decompose_spread(

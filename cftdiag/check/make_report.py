@@ -156,6 +156,7 @@ def _subject(main: BuiltPass, origin: Origin, options: CheckOptions) -> dict[str
         "layers": o.subject.layers,
         "ac": o.compile.ac,
         "world_size": o.parallel.world_size,
+        "tensor_parallel": o.parallel.tensor_parallel,
         "compile_scope": o.compile.scope,
         "compile_kwargs": dict(program.compile_kwargs),
         "packed": o.subject.packed,

@@ -113,6 +113,14 @@ if TYPE_CHECKING:
     help="Ranks of FSDP2, over torch's fake process group.",
 )
 @click.option(
+    "--tensor-parallel",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Split the weights of each block over N of the ranks; dense models.",
+)
+@click.option(
     "--compile-scope",
     type=click.Choice([*SCOPES, ALL_SCOPES]),
     default="block",

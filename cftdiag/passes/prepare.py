@@ -170,7 +170,12 @@ def _training(
     """How the trainer would wrap this model, and what its loss adds to a batch; a model whose body cannot be told
     from its head keeps its own loss.
     """
-    own = TrainRecipe(scope=o.compile.scope, ac=o.compile.ac, dtype=o.subject.dtype)
+    own = TrainRecipe(
+        scope=o.compile.scope,
+        ac=o.compile.ac,
+        dtype=o.subject.dtype,
+        tensor_parallel=o.parallel.tensor_parallel,
+    )
     if o.subject.objective_from is None:
         return own if has_own_head(model) else dataclasses.replace(own, loss_chunks=None), dict
     if not has_own_head(model):
@@ -200,6 +205,7 @@ def _refuse(subject: Subject, o: CheckOptions) -> None:
         own: tuple[tuple[str, object, object], ...] = (
             ("--ac", o.compile.ac, "none"),
             ("--world-size", o.parallel.world_size, 1),
+            ("--tensor-parallel", o.parallel.tensor_parallel, 1),
             ("--compile-scope", o.compile.scope, "block"),
             ("--depth", o.compile.depth, "joint"),
             ("--compile-backend", o.compile.backend, os.environ.get("TORCH_COMPILE_BACKEND")),
@@ -261,7 +267,10 @@ def _from_subject(subject: Subject, o: CheckOptions) -> Prepared:
         compile_kwargs={**subject.compile_kwargs, **changes},
         step=None if subject.training is not None else subject.step or default_step,
         training=dataclasses.replace(
-            subject.training or TrainRecipe(loss_chunks=None), scope=o.compile.scope, ac=o.compile.ac
+            subject.training or TrainRecipe(loss_chunks=None),
+            scope=o.compile.scope,
+            ac=o.compile.ac,
+            tensor_parallel=o.parallel.tensor_parallel,
         ),
         changes=changes,
     )

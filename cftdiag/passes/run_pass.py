@@ -225,7 +225,7 @@ class _Pass:
         try:
             mesh = None
             if options.parallel.world_size > 1 or recipe.always_sharded:
-                mesh = fake_mesh(options.parallel.world_size, recipe.replicas)
+                mesh = fake_mesh(options.parallel.world_size, recipe.replicas, recipe.tensor_parallel)
             program = apply_recipe(model, self.blocks, recipe, compile=compile_one, mesh=mesh)
         except ValueError as error:
             raise InputError(str(error)) from error

@@ -1,4 +1,4 @@
-"""The whole recipe on one screen: activation checkpointing, then torch.compile, then FSDP2.
+"""The whole recipe on one screen: tensor parallelism, activation checkpointing, torch.compile, then FSDP2.
 
 The trainer calls :func:`apply_recipe` with real ranks and real weights, the check with a fake world and none:
 what is checked is what is trained.
@@ -16,8 +16,9 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from cftdiag.recipe.activation_checkpointing import apply_ac
 from cftdiag.recipe.blocks import Blocks
-from cftdiag.recipe.fsdp import shard
+from cftdiag.recipe.fsdp import data_mesh, shard
 from cftdiag.recipe.loss import RowLoss, install_loss
+from cftdiag.recipe.tensor_parallel import TENSOR, split_blocks
 from cftdiag.recipe.train_recipe import TrainRecipe
 from cftdiag.torch_private.tracing import tree_leaves
 
@@ -40,6 +41,12 @@ def apply_recipe(
     far more memory, and FSDP2's hooks inside of a graph would break it.
     """
     recipe = recipe or TrainRecipe()
+    if recipe.tensor_parallel > 1:
+        if mesh is None or TENSOR not in (mesh.mesh_dim_names or ()):
+            raise ValueError(
+                f"--tensor-parallel {recipe.tensor_parallel} needs as many ranks; give a larger world"
+            )
+        split_blocks(model, blocks, mesh[TENSOR])
     blocks = apply_ac(model, blocks, recipe.ac)
     own_loss = recipe.loss_chunks is None
     outer = _own_regions(model, recipe) if own_loss else install_loss(model, recipe)
@@ -51,7 +58,8 @@ def apply_recipe(
         # One region over all blocks cannot have sharding hooks between them: the root alone is sharded, and
         # gathered whole.
         groups = [] if recipe.whole_model else [block for _, block in blocks]
-        shard(model, groups, mesh=mesh, dtype=getattr(torch, recipe.dtype) if recipe.dtype else None)
+        data = data_mesh(mesh)
+        shard(model, groups, mesh=data, dtype=getattr(torch, recipe.dtype) if recipe.dtype else None)
     return Program(
         model=model, blocks=blocks, regions=regions, own_loss=own_loss, loss=recipe.loss or RowLoss()
     )

@@ -7,7 +7,7 @@ from typing import Any
 import torch.distributed as dist
 
 
-def fake_mesh(world_size: int, replicas: int = 1) -> Any:
+def fake_mesh(world_size: int, replicas: int = 1, tensor: int = 1) -> Any:
     """CPU device mesh of ``world_size`` ranks (see `cftdiag.recipe.fsdp.make_mesh`), of which this process is
     rank 0.
 
@@ -25,4 +25,4 @@ def fake_mesh(world_size: int, replicas: int = 1) -> Any:
         raise RuntimeError(
             f"a {dist.get_backend()} process group of {dist.get_world_size()} ranks exists already; check in a fresh process"
         )
-    return make_mesh("cpu", world_size, replicas)
+    return make_mesh("cpu", world_size, replicas, tensor)

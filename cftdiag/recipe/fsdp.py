@@ -9,18 +9,31 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
+from cftdiag.recipe.tensor_parallel import TENSOR
 
-def make_mesh(device: str, world: int, replicas: int = 1) -> DeviceMesh:
-    """1-D mesh of all ranks, or replicas x shards (HSDP). Raises ``ValueError`` when the world does not
-    divide.
+
+def make_mesh(device: str, world: int, replicas: int = 1, tensor: int = 1) -> DeviceMesh:
+    """Mesh of all ranks: shards, with replicas (HSDP) before and with the ranks of a split block (tensor
+    parallelism) behind, where there is more than one. Raises ``ValueError`` when the world does not divide.
     """
-    if world % replicas:
+    if world % tensor:
         raise ValueError(
-            f"{world} ranks cannot hold {replicas} replicas; the world size must be a multiple of --replicas"
+            f"{world} ranks cannot split blocks over {tensor}; the world size must be a multiple of --tensor-parallel"
         )
-    if replicas == 1:
-        return init_device_mesh(device, (world,), mesh_dim_names=("shard",))
-    return init_device_mesh(device, (replicas, world // replicas), mesh_dim_names=("replicate", "shard"))
+    if world // tensor % replicas:
+        raise ValueError(
+            f"{world // tensor} ranks cannot hold {replicas} replicas; the world size must be a multiple of --replicas"
+            + (" x --tensor-parallel" if tensor > 1 else "")
+        )
+    sizes = {"replicate": replicas, "shard": world // replicas // tensor, TENSOR: tensor}
+    kept = {name: size for name, size in sizes.items() if size > 1 or name == "shard"}
+    return init_device_mesh(device, tuple(kept.values()), mesh_dim_names=tuple(kept))
+
+
+def data_mesh(mesh: DeviceMesh) -> DeviceMesh:
+    """The dimensions whose ranks have rows of their own: replicas and shards."""
+    names = tuple(name for name in mesh.mesh_dim_names or () if name != TENSOR)
+    return mesh if len(names) == mesh.ndim else mesh[names]
 
 
 def shard(

@@ -38,6 +38,8 @@ class TrainRecipe:
     """Name of the dtype of forward and backward under FSDP2; None: the parameters' own."""
     replicas: int = 1
     """HSDP: copies of the model; each is sharded over world size / replicas ranks."""
+    tensor_parallel: int = 1
+    """Ranks that the weights of each block are split over."""
     always_sharded: bool = False
     """FSDP2 on a single rank too, as the trainer has it."""
 
@@ -45,6 +47,12 @@ class TrainRecipe:
         for name, value, known in (("ac", self.ac, AC_MODES), ("compile scope", self.scope, SCOPES)):
             if value not in known:
                 raise ValueError(f"{name} {value!r} is not one of {', '.join(known)}")
+
+        if self.tensor_parallel > 1 and self.whole_model:
+            raise ValueError(
+                f"--tensor-parallel splits blocks that are compiled one by one; compile scope {self.scope!r} has one region "
+                "over all of them"
+            )
 
     @property
     def regions(self) -> tuple[str, ...]:

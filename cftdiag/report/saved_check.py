@@ -52,7 +52,7 @@ _FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
     "timing": {"wall_s": _NUMBER, "peak_rss_gb": _NUMBER, "passes": (list, type(None))},
     "subject": {
         **dict.fromkeys(("name", "type", "model_class", "model_type", "attn", "dtype", "ac", "compile_scope", "method", "objective"), _TEXT),
-        "parameters": _INT, "compile_kwargs": (dict, type(None)), "world_size": _INT,
+        "parameters": _INT, "compile_kwargs": (dict, type(None)), "world_size": _INT, "tensor_parallel": _INT,
     },
     "change_first": {"edit": (str,), "before": (dict,), "after": (dict,)},
     "script": {"steps": _INT, "ranks": (list, type(None)), "written": (list, type(None))},

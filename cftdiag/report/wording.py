@@ -255,6 +255,7 @@ _CONDITIONS: tuple[tuple[str, str, Any], ...] = (
     ("objective", "objective {}", "sft"),
     ("ac", "activation checkpointing {}", "none"),
     ("world_size", "world size {}", 1),
+    ("tensor_parallel", "tensor parallel {}", 1),
     ("packed", "packed", False),
     ("batch_size", "batch {}", None),
     ("lengths", "lengths {}", None),

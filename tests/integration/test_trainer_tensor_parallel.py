@@ -1,0 +1,108 @@
+"""FSDP2 and tensor parallelism on four ranks: what four ranks without it train, compiled block by block; what
+does not fit is one line.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.integration.test_trainer_resume import exact, metrics
+from tests.warm import Warm
+from trainer import demo
+from trainer.config import TrainConfig
+from trainer.preflight import check
+
+RANKS = 4
+
+
+class Lab:
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        demo.config(num_hidden_layers=2, hidden_size=32, intermediate_size=64).save_pretrained(
+            directory / "model"
+        )
+        demo.tokenizer().save_pretrained(directory / "model")
+        demo.write_data(directory / "data.jsonl", count=40)
+
+    def config(self, name: str, **values: Any) -> dict[str, Any]:
+        return {
+            "model_name_or_path": str(self.directory / "model"), "random_init": True, "data_path": str(self.directory / "data.jsonl"),
+            "device": "cpu", "max_tokens_per_gpu": 512, "batch_size": 8, "max_steps": 4, "learning_rate": 1e-2, "loss_chunks": 2,
+            "train_dtype": "float64", "compile_backend": "eager", "export": False, "output_dir": str(self.directory / name), **values,
+        }  # fmt: skip
+
+    def metrics(self, name: str) -> list[dict[str, Any]]:
+        return metrics(self.directory / name)
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory, warm: Warm) -> Lab:
+    lab = Lab(tmp_path_factory.mktemp("tensor"))
+    last = {"checkpoint_every": 2, "export": True}
+    split = lab.config("split", tensor_parallel=2, compile_scope="block", ac="full", **last)
+    runs = [
+        lab.config("plain", **last),
+        split,
+        {
+            **split,
+            "output_dir": str(lab.directory / "again"),
+            "resume": str(lab.directory / "split/checkpoints/step-00000002"),
+        },
+    ]
+    file = lab.directory / "runs.json"
+    file.write_text(json.dumps(runs))
+    warm.run(Path(__file__).with_name("resume_worker.py"), str(file), ranks=RANKS, cpu=900)
+    return lab
+
+
+def test_split_blocks_train_as_whole_ones(lab: Lab) -> None:
+    plain, split = lab.metrics("plain"), lab.metrics("split")
+    for a, b in zip(split, plain, strict=True):
+        assert a["loss"] == pytest.approx(b["loss"], rel=1e-10)
+        assert a["grad_norm"] == pytest.approx(b["grad_norm"], rel=1e-10)
+    assert [r["graphs"] for r in split] == [1, 0, 0, 0] and not any(r["recompiles"] for r in split)
+    assert len({n for r in split for micro in r["lengths"] for n in micro}) >= 3
+    assert all(len(micro) == 2 for r in split for micro in r["lengths"]), (
+        "two ranks of four have rows of their own"
+    )
+
+
+def test_resuming_and_the_export_are_those_of_whole_blocks(lab: Lab) -> None:
+    from transformers import AutoModelForCausalLM
+
+    assert [exact(r) for r in lab.metrics("again")[-2:]] == [exact(r) for r in lab.metrics("split")[-2:]]
+    split, plain = (
+        AutoModelForCausalLM.from_pretrained(lab.directory / name / "hf").state_dict()
+        for name in ("split", "plain")
+    )
+    assert split.keys() == plain.keys()
+    for name, value in plain.items():
+        assert torch.allclose(split[name], value, atol=1e-6), name
+
+
+def test_the_check_builds_the_same_blocks(lab: Lab) -> None:
+    config = TrainConfig.from_mapping(
+        lab.config("split", tensor_parallel=2, compile_scope="block", ac="full")
+    )
+    report = check(config, world=RANKS, verify=False).to_dict()
+    assert report["verdict"] == "viable" and len(report["compiles"]) == 1
+    assert (report["subject"]["world_size"], report["subject"]["tensor_parallel"]) == (RANKS, 2)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"method": "lora"}, "tensor-parallel splits the layers of the plain model; method lora has others"),
+        ({"compile_scope": "model"}, "compile-scope model has one region over all"),
+        ({"compile_plan": "plan.json"}, "a compile plan knows nothing of tensor-parallel"),
+        ({"tensor_parallel": 0}, "tensor-parallel must be at least 1"),
+    ],
+)
+def test_what_does_not_go_with_it_is_named(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        TrainConfig.from_mapping({"demo": True, "tensor_parallel": 2, **values})

@@ -44,7 +44,9 @@ class Lab:
 def lab(tmp_path_factory: pytest.TempPathFactory, warm: Warm) -> Lab:
     lab = Lab(tmp_path_factory.mktemp("tensor"))
     last = {"checkpoint_every": 2, "export": True}
-    split = lab.config("split", tensor_parallel=2, compile_scope="block", ac="full", **last)
+    split = lab.config(
+        "split", tensor_parallel=2, compile_scope="block", compile_backend="aot_eager", ac="full", **last
+    )
     runs = [
         lab.config("plain", **last),
         split,

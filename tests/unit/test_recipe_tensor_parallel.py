@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from cftdiag.recipe.tensor_parallel import _plan, _require_heads, _style
+from cftdiag.recipe.tensor_parallel import RowLinear, _kind, _plan, _require_heads
 
 TINY: dict[str, Any] = dict(
     num_hidden_layers=1, hidden_size=32, intermediate_size=64, num_attention_heads=4, num_key_value_heads=2, vocab_size=64
@@ -23,7 +23,9 @@ def test_a_dense_model_is_split_by_the_plan_of_transformers() -> None:
     plan = _plan(model)
     assert plan["model.layers.*.self_attn.q_proj"] == "colwise"
     name = "model.layers.0.mlp.down_proj"
-    assert type(_style(name, model.get_submodule(name), "rowwise", 2)).__name__ == "RowwiseParallel"
+    assert _kind(name, model.get_submodule(name), "rowwise", 2) is RowLinear
+    with pytest.raises(ValueError, match=r"does not divide the 32 x 64 weight of .*down_proj"):
+        _kind(name, model.get_submodule(name), "rowwise", 3)
 
 
 def test_what_cannot_be_split_is_one_line() -> None:
@@ -37,4 +39,4 @@ def test_what_cannot_be_split_is_one_line() -> None:
     with pytest.raises(
         ValueError, match=r"splits dense layers; the plan of .*experts asks for \w+, which is not there"
     ):
-        _style(experts, module, _plan(moe)[experts], 2)
+        _kind(experts, module, _plan(moe)[experts], 2)

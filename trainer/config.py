@@ -321,6 +321,10 @@ class TrainConfig:
             raise ValueError(
                 f"tensor-parallel splits blocks that are compiled one by one; compile-scope {self.scope} has one region over all"
             )
+        if self.tensor_parallel > 1 and self.objective not in ("sft", "pretrain"):
+            raise ValueError(
+                f"tensor-parallel goes with objective sft or pretrain, not {self.objective}; leave out one of the two"
+            )
         if self.tensor_parallel > 1 and self.compile_plan is not None:
             raise ValueError("a compile plan knows nothing of tensor-parallel; leave out one of the two")
         if self.osft_redecompose is not None and not self.osft:

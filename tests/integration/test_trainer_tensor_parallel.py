@@ -100,6 +100,7 @@ def test_the_check_builds_the_same_blocks(lab: Lab) -> None:
     ("values", "message"),
     [
         ({"method": "lora"}, "tensor-parallel splits the layers of the plain model; method lora has others"),
+        ({"objective": "dpo"}, "tensor-parallel goes with objective sft or pretrain, not dpo"),
         ({"compile_scope": "model"}, "compile-scope model has one region over all"),
         ({"compile_plan": "plan.json"}, "a compile plan knows nothing of tensor-parallel"),
         ({"tensor_parallel": 0}, "tensor-parallel must be at least 1"),

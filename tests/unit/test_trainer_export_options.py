@@ -33,7 +33,9 @@ def test_an_interrupt_and_a_short_dtype(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str | None] = []
-    monkeypatch.setattr(export, "export_checkpoint", lambda *_, dtype, max_shard_size: asked.append(dtype))
+    monkeypatch.setattr(
+        export, "export_checkpoint", lambda *_, dtype, max_shard_size, form: asked.append(dtype)
+    )
     assert export.run([str(tmp_path), "out", "--dtype", "bf16"]) == 0 and asked == ["bfloat16"]
     assert capsys.readouterr().out == "out\n"
 

@@ -21,6 +21,7 @@ TRUE = {
     "calls": {"layers.0": 2, "layers.1": 2},
     "kinds": {"layers.0": ("Block", "m.py:4"), "layers.1": ("Block", "m.py:4")},
     "refused": {},
+    "refused_at": [],
     "raised": None,
     "left_out": [],
     "losses": [1.0, 2.0],
@@ -73,6 +74,16 @@ def test_a_break_counts_for_the_blocks_that_share_the_broken_class():
     true = TRUE | {"breaks": [(1, "layers.0", "m.py:7")]}
     broken = PREDICTED | {"breaks": ["m.py:7"], "broken": ["layers.0", "layers.1"]}
     assert differences(broken, true) == []
+
+
+def test_a_place_where_fullgraph_alone_is_refused_is_a_break_too():
+    true = TRUE | {"breaks": [(1, "layers.0", "m.py:7")]}
+    refused = {"refused": {"layers.0": "Unsupported", "layers.1": "Unsupported"}, "refused_at": ["m.py:9"]}
+    captured = {"fullgraph": {"layers.0": False, "layers.1": False}}
+    broken = PREDICTED | captured | {"breaks": ["m.py:7", "m.py:9"], "broken": ["layers.0", "layers.1"]}
+    assert differences(broken, true, true | refused) == []
+    assert differences(broken, true, true | refused | {"refused_at": []}) != []
+    assert differences(broken | {"breaks": ["m.py:9"]}, true, true | refused) != []
 
 
 def test_only_an_assumption_that_was_told_explains():

@@ -67,6 +67,7 @@ class _Run:
         self.limits: list[tuple[int, str | None]] = []
         self.calls: dict[str, int] = {}
         self.refused: dict[str, str] = {}
+        self.refused_at: set[str] = set()
         self.graphs = 0
         self.kinds: dict[str, tuple[str, str]] = {}
         """Block -> (class, where its compiled code starts)."""
@@ -115,6 +116,7 @@ def run(
         "limits": seen.limits,
         "calls": seen.calls,
         "refused": seen.refused,
+        "refused_at": sorted(seen.refused_at),
         "kinds": seen.kinds,
         "left_out": sorted(left_out),
         "raised": raised,
@@ -154,6 +156,8 @@ def _compile(
             if not fullgraph or not _is_refusal(error):
                 raise
             seen.refused[fqn] = type(error).__name__
+            for frame in getattr(error, "real_stack", None) or ():
+                seen.refused_at.add(f"{frame.filename}:{frame.lineno}")
             return module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
         finally:
             seen.count()

@@ -25,7 +25,7 @@ MOST_PARAMETERS = 40_000_000
 
 
 #: Processor seconds after which the search for what trains ends.
-LONGEST_SEARCH_S = 15.0
+LONGEST_SEARCH_S = 10.0
 
 
 class NotTrainable(Exception):

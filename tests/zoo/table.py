@@ -105,7 +105,7 @@ def _reason(row: Row) -> str:
     """Kinds of reason, not each error's own words."""
     why = row["why"]
     if row["status"] == "too_slow":
-        return "torch's symbolic shapes take longer than 45 s of a processor"
+        return "torch's symbolic shapes take longer than 25 s of a processor"
     if row["status"] == "no_blocks":
         return "no layers repeat in it: the check says so and has nothing to compile by block"
     for needle, reason in (

@@ -12,7 +12,7 @@ from tests.zoo.entries import FAMILIES, entries
 from tests.zoo.inputs import SCHEDULES, placeholders
 from tests.zoo.one import hold
 from tests.zoo.server import Job, Server
-from tests.zoo.table import page, share, table
+from tests.zoo.table import kept, page, share, table
 
 TRUE = {
     "compiles": [(1, "layers.0"), (2, "layers.0")],
@@ -165,7 +165,7 @@ def test_a_model_without_repeated_layers_is_not_held_unless_transformers_has_som
 
 def test_the_table_has_a_line_a_family_and_counts_each_class_once():
     rows = [
-        {"entry": {"family": "causal", "cls": name}, "status": status, "why": "", "cpu": 1.0}
+        {"entry": {"family": "causal", "cls": name}, "status": status, "why": "", "cpu": 1.0, "code": "c0de"}
         | {"runs": [{"mode": "m", "differences": [], "explained": None, "true": TRUE}]}
         for name, status in (("A", "agrees"), ("B", "differs"), ("C", "not_trainable"))
     ]
@@ -173,6 +173,8 @@ def test_the_table_has_a_line_a_family_and_counts_each_class_once():
     lines = table(rows, {"causal": 5})
     assert len(lines) == 2 + len(FAMILIES) + 1
     assert lines[2].startswith("| causal | 5 | 2 | 1 | 0 | 1 |")
+    assert table([kept(row) for row in rows], {"causal": 5}) == lines
+    assert "3 of the 3 rows were made with the code as it is now" in page(rows, {"causal": 5}, {}, "c0de")
     assert "1 of the 2 classes that were run agree or are explained; 2 of 5 are not run yet" in page(
-        rows, {"causal": 5}, {}
+        rows, {"causal": 5}, {}, "c0de"
     )

@@ -18,7 +18,9 @@ from typing import Any
 from tests.zoo.entries import Entry, entries
 from tests.zoo.one import hold
 from tests.zoo.server import Server
-from tests.zoo.table import STATUSES, details, page, share, table
+from tests.zoo.table import STATUSES, details, kept, page, share, table
+
+KEPT = Path(__file__).resolve().parents[2] / "docs" / "zoo.jsonl"
 
 
 def versions() -> dict[str, str]:
@@ -63,7 +65,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.json.write_text(json.dumps(rows, indent=1) + "\n")
     if options.docs is not None:
         every = [known[e.cls] for e in everything if e.cls in known]
-        options.docs.write_text(page(every, Counter(e.family for e in everything), versions()))
+        options.docs.write_text(page(every, Counter(e.family for e in everything), versions(), code()))
+        lines = [json.dumps(kept(row)) + "\n" for row in every]
+        options.docs.with_suffix(".jsonl").write_text("".join(lines))
     right, held = share(rows)
     print("\n".join([*table(rows, of), "", *details(rows)]))
     print(f"{right} of {held} classes agree or are explained; {len(wanted) - len(rows)} are left")
@@ -71,10 +75,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _known(state: Path) -> dict[str, dict[str, Any]]:
-    """The last row of each class, made with these versions."""
+    """The last row of each class, made with these versions: of the repository's, then of this machine's."""
     rows: dict[str, dict[str, Any]] = {}
-    if state.exists():
-        for line in state.read_text().splitlines():
+    for file in (KEPT, state):
+        for line in file.read_text().splitlines() if file.exists() else ():
             row = json.loads(line)
             if row["versions"] == versions():
                 rows[row["entry"]["cls"]] = row

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import os
 import resource
 import shutil
@@ -31,7 +32,8 @@ from cftdiag.passes.messages import ProgressEvent
 from cftdiag.rehearse import confine, trackers
 from cftdiag.rehearse.absent_packages import KERNELS, STAND_INS
 from cftdiag.rehearse.begin import writable
-from cftdiag.rehearse.settings import COLLECTIVES, FILES, VARIABLE, Outcome, Rehearsal
+from cftdiag.rehearse.settings import COLLECTIVES, FILES, VARIABLE, WORK, Outcome, Rehearsal
+from cftdiag.target.work import Launch, Work
 
 INJECT = Path(__file__).resolve().parents[1] / "rehearse" / "inject"
 PACKAGE = Path(__file__).resolve().parents[2]
@@ -62,6 +64,10 @@ class ScriptOptions:
     weights: bool = False
     stand_ins: tuple[str, ...] = ()
     """Packages of kernels that are not here and are stood in for."""
+    count: bool = False
+    """Count what the last step launches."""
+    eager: bool = False
+    """Compile nothing."""
     plain: bool = False
     """Compute everything at small size and compile nothing."""
     routing: str = "balanced"
@@ -101,6 +107,16 @@ class RankEnd:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class StepLaunches:
+    """What one optimizer step launched."""
+
+    step: int
+    eager: Work
+    """Outside compiled graphs."""
+    compiled: Work
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Rehearsed:
     """All ranks of one rehearsal."""
 
@@ -112,6 +128,8 @@ class Rehearsed:
     """Paths that the script believes it wrote."""
     blame: Blame | None = None
     """Whose the failure is that ended the script; None where none did, or where that is not known."""
+    work: StepLaunches | None = None
+    """What the last step of the first rank launched, where it was counted and all of its code is known."""
     order: Finding | None = None
     """Where ranks part in the order of their collectives."""
 
@@ -157,8 +175,18 @@ def rehearse(options: ScriptOptions, progress: Progress) -> Rehearsed:
             run=_of_compiling(load_run(scratch / "run"), ends),
             ends=tuple(sorted(ends, key=lambda e: options.ranks.index(e.rank))),
             seconds=time.monotonic() - started,
+            work=_work(scratch / f"rank{options.ranks[0]}" / WORK),
             written=tuple("/" + path for path in sorted(written)),
         )
+
+
+def _work(path: Path) -> StepLaunches | None:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    eager, compiled = (Work(tuple(Launch(**one) for one in data[name])) for name in ("eager", "compiled"))
+    return StepLaunches(step=data["step"], eager=eager, compiled=compiled)
 
 
 def _of_compiling(run: Run, ends: Sequence[RankEnd]) -> Run:
@@ -234,6 +262,8 @@ class _Ranks:
             local_world_size=self.launch.local_world_size,
             compared=len(self.options.ranks) > 1,
             weights=self.options.weights,
+            count=self.options.count,
+            eager=self.options.eager,
             plain=self.options.plain,
             stand_ins=self.options.stand_ins,
             routing=self.options.routing,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from cftdiag.check import script_proofs, script_report
+from cftdiag.check import script_payoff, script_proofs, script_report
 from cftdiag.check.report import CheckReport
 from cftdiag.check.runner import Progress
 from cftdiag.check.script import ScriptOptions, judge_ends, rehearse, with_blame, with_stand_ins
@@ -19,10 +19,17 @@ def check_script(options: ScriptOptions, progress: Progress = lambda event: None
     rehearsed, options = with_stand_ins(rehearse(options, progress), options, progress)
     rehearsed = with_blame(rehearsed, options, progress)
     judge_ends(rehearsed, options)
+    gain = script_payoff.payoff(rehearsed, options, progress) if options.count else None
     proved = script_proofs.Proved(findings=rehearsed.findings)
     if options.verify and not rehearsed.first.timed_out:
         proved = script_proofs.prove(rehearsed, options, progress)
     report = script_report.build(rehearsed, options, proved.findings)
+    notes = [*proved.notes]
+    if isinstance(gain, str):
+        notes.append(gain)
     return dataclasses.replace(
-        report, undetermined=(*report.undetermined, *proved.notes), change_first=proved.change_first
+        report,
+        undetermined=(*report.undetermined, *notes),
+        change_first=proved.change_first,
+        payoff=None if isinstance(gain, str) else gain,
     )

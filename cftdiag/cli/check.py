@@ -323,7 +323,7 @@ def check(
             report = run_check(asked, on_progress)
         else:
             report = _check_config(config_path, options, on_progress)
-        if every_scope or fit:
+        if (every_scope or fit) and not command:
             try:
                 found = payoff(
                     asked,
@@ -389,7 +389,7 @@ def _refuse(options: dict[str, Any]) -> None:
 def _refuse_without_gpu(
     flag: str, target: str | None, command: tuple[str, ...], config_path: str | None
 ) -> None:
-    if command or config_path is not None:
+    if config_path is not None or command and flag != ALL:
         raise click.UsageError(f"{flag} takes --model; a command or --config has its own scope")
     if target is None or target == "cpu":
         raise click.UsageError(

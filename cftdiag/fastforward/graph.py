@@ -43,6 +43,8 @@ class Graph:
     device: torch.device | None = None
     #: Called with the graph and the values of its symbols ahead of each run, where somebody counts.
     on_run: ClassVar[Callable[[Graph, Environment], None] | None] = None
+    #: What a compiler made of it, where it keeps that.
+    lowered: Any = None
 
     def __init__(self, gm: torch.fx.GraphModule, kind: str) -> None:
         STATS[kind] += 1

@@ -86,13 +86,13 @@ class EagerWork(TorchDispatchMode):
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         if isinstance(func, OpOverload):
-            launch = _launch(func, args, kwargs, out)
+            launch = launch_of(func, args, kwargs, out)
             if launch is not None:
                 self._launches[self._region()].append(launch)
         return out
 
 
-def _launch(func: Any, args: Any, kwargs: Mapping[str, Any], out: Any) -> Launch | None:
+def launch_of(func: Any, args: Any, kwargs: Mapping[str, Any], out: Any) -> Launch | None:
     """What the operator launches; None where it launches nothing."""
     name = str(func.overloadpacket)
     if func.is_view or name in _FREE or func.namespace == "c10d":

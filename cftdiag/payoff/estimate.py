@@ -374,15 +374,7 @@ def to_dict(
             {
                 "scope": row.scope,
                 **summary(row.work),
-                "seconds": {
-                    bound: {
-                        "step": row.seconds[bound].total,
-                        "device": row.seconds[bound].device,
-                        "products": row.seconds[bound].products,
-                        "host": row.seconds[bound].host,
-                    }
-                    for bound in RATES
-                },
+                "seconds": {bound: _seconds_dict(row.seconds[bound]) for bound in RATES},
                 "gain": list(row.gain),
                 "graphs": row.graphs,
                 "compile_seconds": round(row.compile_seconds, 1),
@@ -413,6 +405,71 @@ def to_dict(
         "by_shape": _by_shape([m, *others], device, world_size, visits or {}) if others else [],
         "over_all_shapes": _over_all([m, *others], device, world_size, visits or {}) if others else [],
         "refused": [{"scope": scope, "why": why} for scope, why in m.refused],
+    }
+
+
+def of_script(
+    eager: Work,
+    left: Work,
+    compiled: Work,
+    device: Device,
+    target: str,
+    *,
+    graphs: int,
+    compile_seconds: float,
+    world_size: int,
+) -> dict[str, Any]:
+    """``payoff`` of a training command: its step without torch.compile, and as the command compiles it (``left`` is
+    what stays eager). Memory is not told: what a script keeps is not counted.
+    """
+    kernels = len([one for one in compiled.launches if not one.product])
+    times = {
+        "none": {bound: seconds(eager, device, rates[0]) for bound, rates in RATES.items()},
+        "script": {
+            bound: seconds(left, device, rates[0]) + seconds(compiled, device, rates[1])
+            for bound, rates in RATES.items()
+        },
+    }
+    saved = [times["none"][bound].total - times["script"][bound].total for bound in RATES]
+    ratios = [times["none"][bound].total / times["script"][bound].total for bound in RATES]
+    cost = compile_seconds + kernels * KERNEL_BUILD_S
+    rows = (
+        ("none", eager, (1.0, 1.0), 0, 0.0, None),
+        ("script", left + compiled, (min(ratios), max(ratios)), graphs, cost, _break_even(cost, saved)),
+    )
+    return {
+        "target": target,
+        "device": device.name,
+        "batch_size": None,
+        "length": None,
+        "ac": "none",
+        "dtype": None,
+        "world_size": world_size,
+        "assumptions": _assumptions(),
+        "scopes": [
+            {
+                "scope": scope,
+                **summary(work),
+                "seconds": {bound: _seconds_dict(times[scope][bound]) for bound in RATES},
+                "gain": list(gain),
+                "graphs": count,
+                "compile_seconds": round(paid, 1),
+                "break_even_steps": None if pays is None else list(pays),
+            }
+            for scope, work, gain, count, paid, pays in rows
+        ],
+        "blocks": [],
+        "memory": {},
+        "refused": [],
+    }
+
+
+def _seconds_dict(found: Seconds) -> dict[str, float]:
+    return {
+        "step": found.total,
+        "device": found.device,
+        "products": found.products,
+        "host": found.host,
     }
 
 

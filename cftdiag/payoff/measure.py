@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from cftdiag import fastforward
@@ -25,9 +23,9 @@ from cftdiag.recipe.activation_checkpointing import is_saved
 from cftdiag.subject import Origin
 from cftdiag.target import lowering, sdpa
 from cftdiag.target.devices import Device, device
-from cftdiag.target.records import Lowered
+from cftdiag.target.records import Lowered, launches
 from cftdiag.target.step_work import Measured, Part, SavedAt, WholeRegion
-from cftdiag.target.work import Launch, Work
+from cftdiag.target.work import Work
 from cftdiag.torch_private import dynamo
 from cftdiag.torch_private.dynamo import is_compile_failure
 
@@ -153,10 +151,10 @@ class _Measure:
         regions = self._regions(model, program, groups)
         self.progress(f"counting the eager step of {at[0]} x {at[1]}")
         counted = EagerWork(regions)
-        with _attention_as_on(self.spec), counted.counting():
+        with sdpa.eager_as_on(self.spec), counted.counting():
             self._step(prepared, program, at)
         program.zero_grad()
-        with _attention_as_on(self.spec):
+        with sdpa.eager_as_on(self.spec):
             saved = self._saved(prepared, program, regions, self._shapes(prepared, at), eager=True)
 
         def part(name: str, region: str, count: int = 1) -> Part:
@@ -382,40 +380,13 @@ class _Lowered:
         run()
 
     def work(self, name: str, half: bool) -> Work:
-        launches: list[Launch] = []
-        for graph in self._graphs.get(name, ()):
-            launches += [
-                Launch(name=k.name, bytes=k.bytes, flops=k.flops, product=k.category == "template", half=half)
-                for k in graph.kernels
-            ]
-            launches += [
-                Launch(name=e.op, bytes=e.bytes, flops=e.flops or 0, product=e.flops is not None, half=half)
-                for e in graph.externs
-            ]
-        return Work.of(launches)
+        return Work.of(one for graph in self._graphs.get(name, ()) for one in launches(graph, half))
 
     def graphs(self, name: str) -> int:
         return sum(not graph.backward for graph in self._graphs.get(name, ()))
 
     def seconds(self, name: str) -> float:
         return round(self._seconds.get(name, 0.0), 2)
-
-
-@contextlib.contextmanager
-def _attention_as_on(spec: Device) -> Iterator[None]:
-    """Eager attention by the kernel that torch would choose on the device."""
-    plain = F.scaled_dot_product_attention
-
-    def attention(
-        query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any
-    ) -> torch.Tensor:
-        return sdpa.attention_on(spec, query, key, value, *args, **kwargs)
-
-    F.scaled_dot_product_attention = attention  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        F.scaled_dot_product_attention = plain
 
 
 def _parameter_bytes(parameters: Any) -> int:

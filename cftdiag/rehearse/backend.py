@@ -117,7 +117,7 @@ def _backends(settings: Rehearsal) -> tuple[Callable[..., Any], Callable[..., An
     if settings.target is not None:
         from cftdiag.target import backend
 
-        return backend(settings.target), fastforward.trace_only
+        return backend(settings.target, keep=settings.count), fastforward.trace_only
     return fastforward.backend_for(settings.depth), fastforward.trace_only
 
 

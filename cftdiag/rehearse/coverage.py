@@ -16,6 +16,7 @@ from cftdiag.fastforward.graph import Graph
 from cftdiag.fastforward.symbols import SYMBOLIC, Environment
 from cftdiag.rehearse.collectives import Collectives
 from cftdiag.rehearse.settings import EagerShare
+from cftdiag.rehearse.step_work import StepWork
 from cftdiag.torch_private.dynamo import in_backward
 from cftdiag.torch_private.tracing import tree_map
 from cftdiag.torch_private.wrappers import strip
@@ -91,9 +92,11 @@ class Counter:
 class CountingSkipMode(SkipMode):
     """`SkipMode` that counts what it skips, and notes collectives where ranks are compared."""
 
-    def __init__(self, counter: Counter, collectives: Collectives | None = None) -> None:
+    def __init__(
+        self, counter: Counter, collectives: Collectives | None = None, work: StepWork | None = None
+    ) -> None:
         super().__init__()
-        self._counter, self._collectives = counter, collectives
+        self._counter, self._collectives, self._work = counter, collectives, work
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self._collectives is not None:
@@ -101,6 +104,8 @@ class CountingSkipMode(SkipMode):
         out = super().__torch_dispatch__(func, types, args, kwargs)
         if out is not NotImplemented:
             self._counter.operator_ran(func, args, kwargs or {}, out)
+            if self._work is not None:
+                self._work.operator_ran(func, args, kwargs or {}, out)
         return out
 
 

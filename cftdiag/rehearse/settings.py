@@ -15,6 +15,8 @@ VARIABLE = "CFTDIAG_REHEARSE"
 FILES = "files"
 #: File, inside the scratch folder, of the collectives that a rank issued.
 COLLECTIVES = "collectives.jsonl"
+#: File, inside the scratch folder, of what the last step launched.
+WORK = "work.json"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,6 +44,10 @@ class Rehearsal:
     """Keep the real weights and compute with them."""
     plain: bool = False
     """Compile nothing and compute everything, on random weights of few layers: does the script fail by itself?"""
+    count: bool = False
+    """Count what the last step launches, for an estimate of its time."""
+    eager: bool = False
+    """Compile nothing, and skip the arithmetic all the same."""
     routing: str = "balanced"
     stand_ins: tuple[str, ...] = ()
     """Packages of kernels that are not here and are stood in for."""

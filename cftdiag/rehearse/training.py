@@ -6,9 +6,13 @@ import contextlib
 import dataclasses
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from cftdiag.rehearse.settings import Fault, Outcome, Rehearsal
+from cftdiag.rehearse.settings import WORK, Fault, Outcome, Rehearsal
+
+if TYPE_CHECKING:
+    from cftdiag.rehearse.step_work import StepWork
 
 #: Lines that are named for one thing that was made up.
 PLACES = 5
@@ -47,6 +51,8 @@ class _Training:
             serialized,
             weights,
         )
+        from cftdiag.rehearse.step_work import StepWork
+        from cftdiag.target import devices, sdpa
 
         self.settings = settings
         # held: a generator's context that nobody holds is left at once
@@ -81,14 +87,28 @@ class _Training:
         self.until_the_end.enter_context(fastforward.routing_policy(settings.routing))
         fastforward.numbers_from(lambda: metrics.plausible(self.monitor.steps))
         self.collectives: collectives.Collectives | None = None
+        self.work: StepWork | None = None
         if settings.plain:
             torch.compiler.set_stance("force_eager")
         elif not settings.weights:
-            fastforward.Graph.on_run = self.counter.graph_ran
+            fastforward.Graph.on_run = self._graph_ran
+            if settings.eager:
+                torch.compiler.set_stance("force_eager")
+            if settings.count:
+                self.work = StepWork(lambda: self.monitor.steps)
+                if settings.eager and settings.device is not None:
+                    spec = devices.device(settings.device)
+                    if spec is not None:
+                        self.until_the_end.enter_context(sdpa.eager_as_on(spec))
             self.collectives = (
                 collectives.Collectives(settings, lambda: self.monitor.steps) if settings.compared else None
             )
-            coverage.CountingSkipMode(self.counter, self.collectives).__enter__()
+            coverage.CountingSkipMode(self.counter, self.collectives, self.work).__enter__()
+
+    def _graph_ran(self, graph: Any, env: Any) -> None:
+        self.counter.graph_ran(graph, env)
+        if self.work is not None:
+            self.work.graph_ran(graph)
 
     def outcome(self, fault: Fault | None) -> Outcome:
         from cftdiag import fastforward
@@ -96,6 +116,9 @@ class _Training:
 
         if self.collectives is not None:
             self.collectives.close()
+        if self.work is not None:
+            with contextlib.suppress(OSError):
+                self.work.write(Path(self.settings.scratch) / WORK)
         made_up = fastforward.undetermined()
         notes = _with_places(made_up)
         if self.alias is not None and self.alias.asked:

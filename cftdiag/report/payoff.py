@@ -42,6 +42,8 @@ def title(found: Mapping[str, Any]) -> str:
     """What was counted, on what."""
     ac = "" if found["ac"] == "none" else f", checkpointing {found['ac']}"
     ranks = "" if found["world_size"] == 1 else f", {found['world_size']} ranks"
+    if found["length"] is None:
+        return f"Gain on {found['device']}: the last step of the command{ranks} (estimated)"
     return f"Gain on {found['device']}: batch {found['batch_size']} x {found['length']} tokens, {found['dtype']}{ac}{ranks} (estimated)"
 
 

@@ -32,18 +32,28 @@ def backend(
     inductor_config: Mapping[str, Any] | None = None,
     on_graph: Callable[[Lowered], None] | None = None,
     on_wrong_code: Callable[[WrongCode], None] | None = None,
+    keep: bool = False,
 ) -> Backend:
     """A torch.compile backend that lowers for the target ``name`` and computes (almost) nothing.
 
     ``inductor_config`` holds names of ``torch._inductor.config``; what only a device can decide (autotuning,
     padding of products, caches) is left out whatever it says. ``on_graph`` is called with a :class:`Lowered`
     for every graph, forward and backward, ``on_wrong_code``
-    for every one that a known bug of torch spoils. Raises ``ValueError`` for an unknown target and
+    for every one that a known bug of torch spoils. ``keep`` leaves each on the graph that runs in its place
+    (:attr:`Graph.lowered`). Raises ``ValueError`` for an unknown target and
     :class:`~cftdiag.target.errors.TargetUnavailable` where this torch or machine lacks something.
     """
     spec = device(name)
     check_available(name)
-    collector = Collector(name, on_graph) if on_graph is not None else None
+    latest: list[Lowered] = []
+
+    def lowered(found: Lowered) -> None:
+        latest[:] = [found]
+        if on_graph is not None:
+            on_graph(found)
+
+    wanted = on_graph is not None or keep
+    collector = Collector(name, lowered) if wanted else None
     active = False
 
     def on_code(graph: Any, text: str) -> None:
@@ -81,6 +91,7 @@ def backend(
         graph = graph_type(copied(gm), "bwd" if kwargs.get("is_backward") else "fwd")
         with lowering():
             compile_fx_inner(gm, inputs, **kwargs)
+        graph.lowered = latest.pop() if latest else None
         return boxed(graph)
 
     def compile_graph(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:

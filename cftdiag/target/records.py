@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cftdiag.findings import Where
+from cftdiag.target.work import Launch
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -91,3 +92,16 @@ class Lowered:
         data = dataclasses.asdict(self)
         del data["code"]
         return data
+
+
+def launches(graph: Lowered, half: bool) -> list[Launch]:
+    """What one run of a graph launches; ``half`` says that it computes in 16-bit floating point."""
+    kernels = [
+        Launch(name=k.name, bytes=k.bytes, flops=k.flops, product=k.category == "template", half=half)
+        for k in graph.kernels
+    ]
+    calls = [
+        Launch(name=e.op, bytes=e.bytes, flops=e.flops or 0, product=e.flops is not None, half=half)
+        for e in graph.externs
+    ]
+    return [*kernels, *calls]

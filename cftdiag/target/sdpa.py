@@ -259,3 +259,20 @@ def assumed() -> list[str]:
             f"guards are fewer; set {CUDNN_VARIABLE}={CUDNN_PREFERRED_FROM} to check that"
         )
     return lines
+
+
+@contextlib.contextmanager
+def eager_as_on(spec: Device) -> Iterator[None]:
+    """Eager attention by the kernel that torch would choose on the device."""
+    plain = F.scaled_dot_product_attention
+
+    def attention(
+        query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> torch.Tensor:
+        return attention_on(spec, query, key, value, *args, **kwargs)
+
+    F.scaled_dot_product_attention = attention  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        F.scaled_dot_product_attention = plain

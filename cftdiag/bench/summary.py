@@ -137,7 +137,8 @@ def _compile_seconds(run: Run) -> float:
 
 
 def _on_first_rank(run: Run, kind: str) -> int:
-    return sum(row["rank"] == 0 and row.get("status", "ok") == "ok" for row in run.report.get(kind, ()))
+    """``compiles`` or ``recompiles``; a backward graph belongs to the compile of its forward."""
+    return next((int(row[kind]) for row in run.report.get("by_rank", ()) if row["rank"] == 0), 0)
 
 
 def _differs(arm: Arm, runs: Sequence[Run], base: Sequence[Run], allowed: Collection[str]) -> list[str]:

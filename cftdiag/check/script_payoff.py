@@ -48,7 +48,7 @@ def payoff(rehearsed: Rehearsed, options: ScriptOptions, progress: Progress) -> 
         counted.compiled,
         spec,
         options.target,
-        graphs=sum(e.compiled.status == "ok" for e in events),
+        graphs=sum(e.counts_as_compile for e in events),
         compile_seconds=seconds,
         world_size=rehearsed.launch.world_size,
     )

@@ -40,5 +40,5 @@ def test_a_command_is_counted_with_and_without_compile(cftdiag_command: Command,
     assert (none["scope"], compiled["scope"], compiled["graphs"]) == ("none", "script", 1)
     # GELU, LayerNorm and SiLU, forward and backward, are six launches of eager and fewer kernels
     assert compiled["kernels"] < none["kernels"]
-    assert compiled["flops"] == none["flops"], "products are left as they are"
+    assert compiled["product_flops"] == none["product_flops"], "products are left as they are"
     assert "Gain on NVIDIA H200: the last step of the command" in done.stdout

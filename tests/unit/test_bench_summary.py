@@ -44,7 +44,9 @@ def run(arm: str, seconds: list[float], number: int = 0, **changed: Any) -> Run:
 
 def compiled(steps: list[int], seconds: float) -> dict[str, Any]:
     return {
-        "compiles": [{"rank": 0, "step": step, "status": "ok"} for step in steps],
+        # forward and backward of each
+        "compiles": [{"rank": 0, "step": step, "status": "ok"} for step in steps for _ in range(2)],
+        "by_rank": [{"rank": 0, "compiles": len(steps), "recompiles": max(len(steps) - 1, 0)}],
         "recompiles": [],
         "timing": {"compile_s": seconds if steps else 0.0},
     }
@@ -104,6 +106,7 @@ def test_steps_are_compared_in_pairs_and_those_that_compile_are_not() -> None:
     eager, block = data["arms"]
     assert eager["against_eager"] is None and eager["steps"] == 8
     assert block["late_compiles"] == [5] and block["steps"] == 7
+    assert (eager["graphs"], block["graphs"], block["recompiles"]) == (0, 2, 1)
     against = block["against_eager"]
     assert against["pairs"] == 7 and against["gain"] == {"median": 2.0, "low": 2.0, "high": 2.0, "count": 7}
     assert against["saved_seconds"]["median"] == pytest.approx(1.0)

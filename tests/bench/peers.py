@@ -155,7 +155,7 @@ def page(data: Mapping[str, Any], left_out: Mapping[str, str], words: Sequence[s
                 "Processor seconds a step are in units of this trainer's eager step of the same run, median (p10-p90). Compiling is in such",
                 "steps too, and is wall time on a machine that was not idle. Steps that compiled are left out of the median.",
                 "",
-                "| trainer | processor time a step | compiling, in eager steps | graphs | recompiles | late compiles in step | peak resident |",
+                "| trainer | processor time a step | compiling, in eager steps | compiles | recompiles | late compiles in step | peak resident |",
                 "|---|---|---|---|---|---|---|",
                 *rows,
                 "",

@@ -119,6 +119,7 @@ def _check(path: str, **run: Any) -> None:
         ({"dtype": torch.bfloat16}, "dtype"),
         ({"world": 4}, "world_size"),
         ({"config": {"osft": False}}, "method"),
+        ({"config": {"objective": "dpo"}}, "objective"),
         ({"config": {"ac": "full"}}, "ac"),
         ({"config": {"compile_model": False, "compile_scope": "block+loss"}}, "scope"),
         ({"config": {"dynamic": "auto"}}, "compile_kwargs"),

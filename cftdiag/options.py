@@ -58,7 +58,7 @@ class SubjectOptions:
     method: str = "full"
     """Fine-tuning method of the trainer, one of ``METHODS``."""
     transform: str | None = None
-    """``module:function``, called as ``function(model, method)`` on a model built from a config: how the
+    """``module:function``, called as ``function(model, method, compile scope)`` on a model built from a config: how the
     command line brings the trainer's method without the check knowing the trainer.
     """
     objective: str = "sft"

@@ -56,11 +56,11 @@ def subject_of(config: TrainConfig, source: Source, data: Data) -> Subject:
     )
 
 
-def as_method(model: Any, method: str) -> None:
-    """Turn a plain causal LM into that of a method (one of ``cftdiag.options.METHODS``) with the default options,
-    in place and without values.
+def as_method(model: Any, method: str, scope: str) -> None:
+    """Turn a plain causal LM into that of a method (one of ``cftdiag.options.METHODS``) under a compile scope, with
+    the default options, in place and without values.
     """
-    apply_method(model, TrainConfig(method=method, compile_model=True))
+    apply_method(model, TrainConfig(method=method, compile_scope=scope))
 
 
 def as_objective(name: str) -> Objective:

@@ -52,7 +52,7 @@ from cftdiag.target import TARGETS
 from cftdiag.target.devices import present
 
 #: What a trainer brings to the command line, as module:function; nothing else here knows of one. A check of
-#: its configuration file, and a function of (model, method) that turns a plain model into the method's.
+#: its configuration file, and a function of (model, method, scope) that turns a plain model into the method's.
 CHECK_CONFIG = "trainer.preflight:check_file"
 #: ``--compile-scope`` that compares all of them.
 ALL_SCOPES = "all"

@@ -135,7 +135,7 @@ def _from_config(origin: Origin, o: CheckOptions) -> Prepared:
             weights=real,
         )
         if wanted.transform is not None:
-            _transform(model, wanted.transform, wanted.method, weightless=not real)
+            _transform(model, wanted.transform, wanted.method, o.compile.scope, weightless=not real)
         lengths = [_round_up(n, wanted.pad_to_multiple_of) for n in wanted.lengths]
         batches = make_batches(
             model.config,
@@ -188,13 +188,13 @@ def _training(
     return dataclasses.replace(own, loss=objective.loss), objective.extend
 
 
-def _transform(model: torch.nn.Module, function: str, method: str, *, weightless: bool) -> None:
+def _transform(model: torch.nn.Module, function: str, method: str, scope: str, *, weightless: bool) -> None:
     """Change the built model in place, as the program that trains it does; new parameters of a model without
     weights have no values either.
     """
     module, _, name = function.partition(":")
     with fastforward.SkipMode() if weightless else contextlib.nullcontext():
-        getattr(importlib.import_module(module), name)(model, method)
+        getattr(importlib.import_module(module), name)(model, method, scope)
     if weightless:
         fastforward.mark_weights(model)
 

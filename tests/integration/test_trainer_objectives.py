@@ -294,3 +294,23 @@ def test_grpo_is_one_process(files: Path) -> None:
         objective.require(world=2, attn="sdpa", tokenizer=demo.tokenizer())
     with pytest.raises(ValueError, match="attention flex_attention does not run; give --attn sdpa"):
         objective.require(world=1, attn="flex_attention", tokenizer=demo.tokenizer())
+
+
+@pytest.mark.parametrize(
+    ("objective", "method", "scope"), [("dpo", "lora", "model+loss"), ("grpo", "full", "block+loss")]
+)
+def test_the_check_of_a_model_takes_the_same_words(
+    tiny: Path, objective: str, method: str, scope: str
+) -> None:
+    """Whole, with adapters too: what a block needs beside them must not be in a graph of the model."""
+    from cftdiag.check import CheckOptions, run_check
+
+    asked = CheckOptions(
+        model=str(tiny), objective=objective, objective_from="trainer.preflight:as_objective", method=method, packed=True,
+        transform="trainer.preflight:as_method" if method != "full" else None, compile_scope=scope, lengths=(72, 96), verify=False,
+        compile_backend="eager",
+    )  # fmt: skip
+    report = run_check(asked, None).to_dict()
+    assert report["verdict"] == "viable" and not report["findings"]
+    assert len(report["compiles"]) == GRAPHS[scope]
+    assert report["subject"]["objective"] == objective

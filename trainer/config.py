@@ -317,6 +317,10 @@ class TrainConfig:
             raise ValueError(
                 f"tensor-parallel splits the layers of the plain model; method {self.method} has others, leave out one of the two"
             )
+        if self.tensor_parallel > 1 and self.ac != "none" and "block" in self.scope:
+            raise ValueError(
+                f"ac {self.ac} inside of a compiled block does not go with tensor-parallel in torch; leave out ac, or compile no blocks"
+            )
         if self.tensor_parallel > 1 and self.scope in ("model", "model+loss"):
             raise ValueError(
                 f"tensor-parallel splits blocks that are compiled one by one; compile-scope {self.scope} has one region over all"

@@ -48,6 +48,12 @@ class TrainRecipe:
             if value not in known:
                 raise ValueError(f"{name} {value!r} is not one of {', '.join(known)}")
 
+        if self.tensor_parallel > 1 and self.ac != "none" and "block" in self.regions:
+            # AOTAutograd (torch 2.13) then saves the mesh of a DTensor for backward among tensors, and raises.
+            raise ValueError(
+                f"activation checkpointing {self.ac} inside of a compiled block does not go with --tensor-parallel in torch; "
+                "leave out --ac, or compile no blocks"
+            )
         if self.tensor_parallel > 1 and self.whole_model:
             raise ValueError(
                 f"--tensor-parallel splits blocks that are compiled one by one; compile scope {self.scope!r} has one region "

@@ -44,9 +44,7 @@ class Lab:
 def lab(tmp_path_factory: pytest.TempPathFactory, warm: Warm) -> Lab:
     lab = Lab(tmp_path_factory.mktemp("tensor"))
     last = {"checkpoint_every": 2, "export": True}
-    split = lab.config(
-        "split", tensor_parallel=2, compile_scope="block", compile_backend="aot_eager", ac="full", **last
-    )
+    split = lab.config("split", tensor_parallel=2, compile_scope="block", compile_backend="aot_eager", **last)
     runs = [
         lab.config("plain", **last),
         split,
@@ -88,9 +86,7 @@ def test_resuming_and_the_export_are_those_of_whole_blocks(lab: Lab) -> None:
 
 
 def test_the_check_builds_the_same_blocks(lab: Lab) -> None:
-    config = TrainConfig.from_mapping(
-        lab.config("split", tensor_parallel=2, compile_scope="block", ac="full")
-    )
+    config = TrainConfig.from_mapping(lab.config("split", tensor_parallel=2, compile_scope="block"))
     report = check(config, world=RANKS, verify=False).to_dict()
     assert report["verdict"] == "viable" and len(report["compiles"]) == 1
     assert (report["subject"]["world_size"], report["subject"]["tensor_parallel"]) == (RANKS, 2)
@@ -101,6 +97,10 @@ def test_the_check_builds_the_same_blocks(lab: Lab) -> None:
     [
         ({"method": "lora"}, "tensor-parallel splits the layers of the plain model; method lora has others"),
         ({"objective": "dpo"}, "tensor-parallel goes with objective sft or pretrain, not dpo"),
+        (
+            {"compile_model": True, "ac": "full"},
+            "ac full inside of a compiled block does not go with tensor-parallel",
+        ),
         ({"compile_scope": "model"}, "compile-scope model has one region over all"),
         ({"compile_plan": "plan.json"}, "a compile plan knows nothing of tensor-parallel"),
         ({"tensor_parallel": 0}, "tensor-parallel must be at least 1"),

@@ -273,18 +273,16 @@ class _Process:
     # ---- end ----
 
     def end(self) -> None:
-        """Let it end after its last step."""
-        if self._ended:
-            return
-        self._ended = True
+        """Let it end after its last step; :meth:`close` waits for it."""
+        self._ended = not self.record.failed
         for link in self._links.values():
             link.send(END)
-        if not self.record.failed:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._popen.wait(END_S)
 
     def close(self) -> None:
         """Stop all of its processes, and read what the monitor wrote."""
+        if self._ended:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._popen.wait(END_S)
         self._kill()
         for link in (*self._links.values(), *self._loose):
             link.close()

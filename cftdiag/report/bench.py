@@ -60,7 +60,7 @@ def _row(arm: Mapping[str, Any]) -> list[str | Text]:
         str(arm["graphs"]) if compiled else "",
         str(arm["recompiles"]) if compiled else "",
         "" if against is None else gain(against["gain"]),
-        "" if against is None or against["break_even_cold"] is None else steps(against["break_even_cold"]),
+        steps(against["break_even_cold"]) if compiled and against and against["break_even_cold"] else "",
     ]
 
 
@@ -75,7 +75,7 @@ def sentences(data: Mapping[str, Any]) -> list[str]:
             lines.append(f"{name}: not compared with eager: {'; '.join(arm['differs'])}")
         against = arm["against_eager"]
         if against is not None:
-            lines.append(f"{name}: {_verdict(against, data['confidence'])}")
+            lines.append(f"{name}: {_verdict(against, data['confidence'], compiled=bool(arm['graphs']))}")
         if arm["loss"] is not None:
             first, most = _share(arm["loss"]["first"]), _share(arm["loss"]["most"])
             lines.append(
@@ -89,7 +89,7 @@ def sentences(data: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _verdict(against: Mapping[str, Any], confidence: float) -> str:
+def _verdict(against: Mapping[str, Any], confidence: float, *, compiled: bool) -> str:
     found = against["gain"]
     between = (
         f" ({found['low']:.3f}-{found['high']:.3f} with {confidence:.0%} confidence, {against['pairs']} pairs of steps)"
@@ -102,7 +102,7 @@ def _verdict(against: Mapping[str, Any], confidence: float) -> str:
     elif found["median"] < 1:
         text += ": it costs time here"
     thousand = against["saved_per_1000_steps"]
-    if thousand is not None:
+    if compiled and thousand is not None:
         word = "saves" if thousand["median"] >= 0 else "costs"
         text += f"; compiling cold, 1,000 steps {word} {abs(thousand['median']):.1f} s"
     return text

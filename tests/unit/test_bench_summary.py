@@ -166,6 +166,8 @@ def test_the_table_says_what_it_gains_and_when_it_has_paid() -> None:
     assert "2.00x (2.00-2.00)" in text and "6 steps (6-6)" in text and "16" in text
     assert "gains 2.000x over eager (2.000-2.000 with 95% confidence, 6 pairs of steps)" in text
     assert "1,000 steps saves 994.0 s" in text
+    nothing = summary(run(EAGER, [2.0] * 7), run("block", [1.0] * 7, report=compiled([], 0.0)))
+    assert view._row(nothing["arms"][1])[-1] == "" and "1,000" not in " ".join(view.sentences(nothing))
     slow = summary(run(EAGER, [1.0] * 7), run("block", [2.0] * 7))
     assert (
         "it costs time here" in " ".join(view.sentences(slow))

@@ -107,6 +107,8 @@ def _config_class(entry: Entry) -> Any:
 def _model(entry: Entry, overrides: Mapping[str, Any]) -> Any:
     torch.manual_seed(0)
     config = _config_class(entry)(**overrides)
+    if entry.task == "CAUSAL_LM" and getattr(config, "is_decoder", None) is False:
+        config.is_decoder = True  # what is an encoder by default
     return getattr(transformers, entry.cls)(config).float().train()
 
 

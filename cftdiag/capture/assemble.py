@@ -186,7 +186,7 @@ class Assembler:
             guards=metrics.get("guard_count"),
             # Without kept payloads the graphs themselves are not traced: printing them costs more than all
             # else.
-            graphs=0 if failed else state.graphs or int(bool(metrics.get("graph_op_count"))),
+            graphs=0 if failed else state.graphs or int(_made_graph(metrics)),
             arguments=state.arguments,
             argument_names=state.argument_names,
             module=state.module_name,
@@ -392,3 +392,12 @@ def _json(payload: str | None) -> Mapping[str, Any]:
     except ValueError:
         return {}
     return value if isinstance(value, Mapping) else {}
+
+
+def _made_graph(metrics: Mapping[str, Any]) -> bool:
+    """True when Dynamo gave its backend a graph. One without an operator is one too, where it has something to
+    return (a size that the code behind a break needs): then there are nodes beside its inputs.
+    """
+    nodes, inputs = metrics.get("graph_node_count"), metrics.get("graph_input_count")
+    returns = nodes is not None and inputs is not None and nodes > inputs
+    return bool(metrics.get("graph_op_count")) or returns

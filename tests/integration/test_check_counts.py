@@ -47,3 +47,8 @@ def test_a_frame_that_gave_the_backend_nothing_is_no_compile() -> None:
     report = check("break_in_hook", fast_forward="never")
     assert [(c["step"], c["block"]) for c in report.compiles] == [(1, "blocks.0")] * 2 + [(2, "blocks.0")] * 2
     assert {f.where.line for f in report.findings if f.kind == "graph_break"} == {12}
+
+
+def test_a_graph_that_only_returns_a_size_is_a_compile() -> None:
+    report = check("size_behind_break", fast_forward="never")
+    assert [c["step"] for c in report.compiles] == [1, 2, 2]

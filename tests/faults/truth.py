@@ -102,14 +102,13 @@ def observe(path: str, *, backend: str, edit: str) -> dict[str, Any]:
 
 
 def _count_graphs(name: str, count: Callable[[], None]) -> None:
-    """Call ``count`` for each graph with an operator in it that Dynamo gives this backend."""
+    """Call ``count`` for each graph that Dynamo gives this backend."""
     from torch._dynamo.backends import registry
 
     compile_graph = registry.lookup_backend(name)
 
     def counted(graph: Any, inputs: Any, **options: Any) -> Any:
-        if any(node.op.startswith("call_") for node in graph.graph.nodes):
-            count()
+        count()
         return compile_graph(graph, inputs, **options)
 
     registry._COMPILER_FNS[name] = counted

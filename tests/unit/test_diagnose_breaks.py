@@ -856,3 +856,36 @@ def test_an_error_that_the_line_of_a_break_raises_is_evidence_of_the_break() -> 
     assert f"cut there, the step fails: {twice}" in found.evidence
     apart = diagnose([broke, at(40)], Context(blocks=BLOCKS))
     assert {f.kind for f in apart} == {"graph_break", "error"}
+
+
+@pytest.mark.parametrize(("step", "kinds"), [(2, {"graph_break", "recompile"}), (1, {"graph_break"})])
+def test_a_tensor_of_the_module_that_changes_between_steps_is_no_work_of_a_break(
+    step: int, kinds: set[str]
+) -> None:
+    """In a function that is compiled on its own only because the graph broke, a changed dtype would be missed as well."""
+    file, helper = "/home/me/model.py", Code(qualname="helper", file="/home/me/model.py", line=40)
+    entered = Event(
+        kind="compile",
+        time=0.5,
+        step=1,
+        compile_id="0/0",
+        block="layers.0",
+        code=Code(qualname="Block.forward", file=file, line=8),
+        detail=detail_of("compile", {"status": "ok"}),
+    )
+    made = dataclasses.replace(entered, compile_id="1/0", code=helper)
+    text = "tensor 'self.table' dtype mismatch. expected Float, actual Double"
+    guard = Guard(expression=text, source="L['self'].table")
+    again = Event(
+        kind="recompile",
+        time=1.0,
+        step=step,
+        compile_id="1/1",
+        block="layers.0",
+        code=helper,
+        guard=guard,
+        reasons=(Reason(entry="1/0", guard=guard, closest=True),),
+        detail=detail_of("recompile", {"self": "self"}),
+    )
+    broke = broken("GB0025", "Call to `torch._dynamo.graph_break()`")
+    assert {f.kind for f in diagnose([entered, made, broke, again], Context(blocks=BLOCKS))} == kinds

@@ -69,9 +69,10 @@ def _set_later(miss: Miss) -> bool:
     """
     made = miss.history.compiles.get(miss.entry or "")
     settings = ("value", "none", "attribute", "length", "keys", "contains")
+    tensors = ("dtype", "device", "rank", "stride", "requires_grad", "tensor_type")
     return (
         (miss.on_module() or miss.guard.root == "G")
-        and miss.guard.kind in settings
+        and miss.guard.kind in (*settings, *tensors)
         and made is not None
         and made.step < miss.event.step
     )

@@ -33,6 +33,10 @@ class _OutOfTime(Exception):
     """The budget for proofs is used up."""
 
 
+#: What only the comparison with eager shows; other wrong numbers are seen in the generated code.
+_COMPARED = "silent_wrong_numerics"
+
+
 class Prover:
     """Proves the remedies of all findings within one budget; equal changes are run once."""
 
@@ -129,7 +133,7 @@ class Prover:
                 equal = self._equals(changed)
             except _OutOfTime:
                 return remedy
-            if equal is None and finding.kind == "numerics":
+            if equal is None and finding.cause == _COMPARED:
                 return remedy
             why = "loss or gradients differ from eager's" if equal is False else None
         return dataclasses.replace(
@@ -153,7 +157,7 @@ class Prover:
             equal = self._equal.get(repr(changed))
             if after is None or not removed(finding, self.before, after):
                 continue
-            if equal is None and finding.kind == "numerics":
+            if equal is None and finding.cause == _COMPARED:
                 continue
             known.append(remedy.change)
             figures = {"before": self.before.figures(finding), "after": after.figures(finding, self.before)}

@@ -308,6 +308,15 @@ def test_wrong_numbers_are_mended_only_where_they_were_compared(equal, verified)
     assert after.remedies[0].verified is verified
 
 
+def test_wrong_code_is_mended_where_its_pattern_is_gone():
+    """It is seen in the generated code of a target, where nothing runs that could be compared."""
+    wrong = Finding(kind="numerics", cause="known_wrong_code", severity="error", remedies=(DYNAMIC,))
+    _, [after], _ = prove(
+        [wrong], {"dynamic": run(1)}, run(1, findings=[wrong]), compare=lambda options: None
+    )
+    assert after.remedies[0].verified is True
+
+
 def test_what_the_baseline_does_not_meet_is_left_unproved():
     _, [after], runs = prove([recompile(3, remedies=[DYNAMIC])], {}, run(1))
     assert after.remedies == (DYNAMIC,) and runs == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 from tests.zoo.entries import FAMILIES
 
 Row = Mapping[str, Any]
+#: Where this machine has its packages.
+_PACKAGES = re.compile(r"/\S*?/site-packages/")
 HELD = ("agrees", "explained", "differs", "failed")
 #: And what is no part of the share.
 STATUSES = (*HELD, "not_trainable", "too_slow", "no_blocks")
@@ -26,7 +29,7 @@ def kept(row: Row) -> dict[str, Any]:
     runs = [
         {
             "mode": run["mode"],
-            "differences": run["differences"],
+            "differences": [_PACKAGES.sub("", text) for text in run["differences"]],
             "explained": run["explained"],
             "compiles": len(run["true"]["compiles"]),
             "breaks": len({place for _, _, place in run["true"]["breaks"]}),
@@ -35,7 +38,7 @@ def kept(row: Row) -> dict[str, Any]:
         else run
         for run in row["runs"]
     ]
-    return {**row, "runs": runs}
+    return {**row, "why": _PACKAGES.sub("", row["why"]), "runs": runs}
 
 
 def table(rows: Sequence[Row], of: Mapping[str, int]) -> list[str]:
@@ -69,8 +72,8 @@ def table(rows: Sequence[Row], of: Mapping[str, int]) -> list[str]:
 def details(rows: Sequence[Row]) -> list[str]:
     """What differs and what is explained, a line each."""
     lines = []
-    for row in rows:
-        for run in row.get("runs", ()):
+    for row in map(kept, rows):
+        for run in row["runs"]:
             said = run["differences"]
             if run["explained"]:
                 lines.append(f"- {row['entry']['cls']}, {run['mode']}: {run['explained']}")

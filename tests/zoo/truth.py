@@ -125,12 +125,12 @@ def run(
 
 
 def _watch_left_out(model: torch.nn.Module, blocks: Sequence[str]) -> set[str]:
-    """Names, filled in while the model runs, of called layers that are in no block: what transformers itself takes
-    for a layer (and could checkpoint).
+    """Names, filled in while the model runs, of called layers that are in no block and hold none: what transformers
+    itself takes for a layer (and could checkpoint).
     """
     called: set[str] = set()
     for name, module in model.named_modules():
-        inside = any(name == fqn or name.startswith(f"{fqn}.") for fqn in blocks)
+        inside = any(f"{name}.".startswith(f"{fqn}.") or fqn.startswith(f"{name}.") for fqn in blocks)
         if isinstance(module, GradientCheckpointingLayer) and not inside:
             module.register_forward_pre_hook(lambda module, args, name=name: called.add(name))
     return called

@@ -203,7 +203,8 @@ def _blocks(
             fqn=b.fqn,
             cls=b.cls,
             kind=b.kind,
-            graphs=None if context.graphs is None and b.kind in compiled else len(main.graphs.get(b.fqn, ())),
+            graphs=len(main.graphs.get(b.fqn, ())),
+            graphs_counted=context.graphs is not None or b.kind not in compiled,
             graph_breaks=sum(covers(pattern, b.fqn) for pattern in broken),
             recompiles=recompiled.count(b.fqn),
             fullgraph=False

@@ -15,17 +15,17 @@ VERDICTS = ("viable", "viable_with_recompiles", "not_viable", "error")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BlockResult:
-    """What became of one block. ``fullgraph`` is None where no fullgraph pass ran for it, ``graphs`` where a subject
-    compiles itself with a backend whose runs are not counted.
-    """
+    """What became of one block. ``fullgraph`` is None where no fullgraph pass ran for it."""
 
     fqn: str
     cls: str
     kind: str
-    graphs: int | None = 0
+    graphs: int = 0
     graph_breaks: int = 0
     recompiles: int = 0
     fullgraph: bool | None = None
+    graphs_counted: bool = True
+    """False where a subject compiles itself with a backend whose runs are not seen: ``graphs`` says nothing then."""
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready dict; ``cls`` is spelled ``class``."""

@@ -47,7 +47,11 @@ class Expectations:
                 causes = ", ".join(dict.fromkeys(f"{f['kind']} {f['cause']}" for f in failing))
                 lines.append(f"findings at or above {self.fail_on}: {causes}")
         if self.fullgraph:
-            broken = [b["fqn"] for b in data["blocks"] if b["fullgraph"] is False or not b["graphs"]]
+            broken = [
+                b["fqn"]
+                for b in data["blocks"]
+                if b["fullgraph"] is False or not (b["graphs"] or not b.get("graphs_counted", True))
+            ]
             if broken:
                 more = f" and {len(broken) - 3} more" if len(broken) > 3 else ""
                 lines.append(f"not captured whole: {', '.join(broken[:3])}{more}")

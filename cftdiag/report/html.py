@@ -107,13 +107,13 @@ def _causes(findings: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
 
 def _block(block: Mapping[str, Any], findings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """One cell of the map of blocks."""
-    if block.get("fullgraph") is False or block.get("graphs") == 0:
+    [group] = wording.block_groups([block])
+    if group.fullgraph is False or group.graphs == 0:
         state = "bad"
-    elif block.get("graph_breaks") or block.get("recompiles"):
+    elif group.trouble:
         state = "warn"
     else:
         state = "good"
-    [group] = wording.block_groups([block])
     fqn = str(block.get("fqn"))
     return {
         "title": f"{fqn} ({group.cls}): {', '.join(group.facts())}",

@@ -107,7 +107,7 @@ def block_groups(blocks: Iterable[Mapping[str, Any]]) -> list[BlockGroup]:
         key = (
             block.get("kind"),
             block.get("class"),
-            *(block.get(k) for k in ("graphs", "graph_breaks", "recompiles", "fullgraph")),
+            *(block.get(k) for k in ("graphs", "graphs_counted", "graph_breaks", "recompiles", "fullgraph")),
         )
         groups.setdefault(key, []).append(block)
     return [
@@ -115,7 +115,7 @@ def block_groups(blocks: Iterable[Mapping[str, Any]]) -> list[BlockGroup]:
             cls=str(members[0].get("class") or "module"),
             count=len(members),
             names=fold_names([str(b.get("fqn")) for b in members]),
-            graphs=members[0].get("graphs"),
+            graphs=members[0].get("graphs") if members[0].get("graphs_counted", True) else None,
             graph_breaks=members[0].get("graph_breaks") or 0,
             recompiles=members[0].get("recompiles") or 0,
             fullgraph=members[0].get("fullgraph"),

@@ -40,9 +40,17 @@ class Lab:
         return metrics(self.directory / name)
 
 
+_TRAINED = pytest.mark.everything("90 s: four ranks that compile; the check of the same blocks stays")
+
+
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory, warm: Warm) -> Lab:
-    lab = Lab(tmp_path_factory.mktemp("tensor"))
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
+    return Lab(tmp_path_factory.mktemp("tensor"))
+
+
+@pytest.fixture(scope="module")
+def trained(lab: Lab, warm: Warm) -> Lab:
+    """Four ranks: whole blocks, split ones, and these again from a checkpoint."""
     last = {"checkpoint_every": 2, "export": True}
     split = lab.config("split", tensor_parallel=2, compile_scope="block", compile_backend="aot_eager", **last)
     runs = [
@@ -60,8 +68,9 @@ def lab(tmp_path_factory: pytest.TempPathFactory, warm: Warm) -> Lab:
     return lab
 
 
-def test_split_blocks_train_as_whole_ones(lab: Lab) -> None:
-    plain, split = lab.metrics("plain"), lab.metrics("split")
+@_TRAINED
+def test_split_blocks_train_as_whole_ones(trained: Lab) -> None:
+    plain, split = trained.metrics("plain"), trained.metrics("split")
     for a, b in zip(split, plain, strict=True):
         assert a["loss"] == pytest.approx(b["loss"], rel=1e-10)
         assert a["grad_norm"] == pytest.approx(b["grad_norm"], rel=1e-10)
@@ -72,9 +81,11 @@ def test_split_blocks_train_as_whole_ones(lab: Lab) -> None:
     )
 
 
-def test_resuming_and_the_export_are_those_of_whole_blocks(lab: Lab) -> None:
+@_TRAINED
+def test_resuming_and_the_export_are_those_of_whole_blocks(trained: Lab) -> None:
     from transformers import AutoModelForCausalLM
 
+    lab = trained
     assert [exact(r) for r in lab.metrics("again")[-2:]] == [exact(r) for r in lab.metrics("split")[-2:]]
     split, plain = (
         AutoModelForCausalLM.from_pretrained(lab.directory / name / "hf").state_dict()

@@ -387,13 +387,15 @@ def test_a_failure_of_the_program_itself_is_refused():
     assert [task.mode for task in launcher.tasks] == ["auto", "eager"]
 
 
-@pytest.mark.parametrize("events, graphs", [([Observed(event=compiled())], [None, None]), ([], [0, 0])])
-def test_graphs_of_a_backend_that_is_not_counted_are_unknown(events, graphs):
+@pytest.mark.parametrize("events, counted", [([Observed(event=compiled())], False), ([], True)])
+def test_graphs_of_a_backend_that_is_not_counted_are_unknown(events, counted):
     """A subject that compiles itself with torch.compile(block): the runs of its graphs are not seen, its compiles are."""
     program = dataclasses.replace(PROGRAM, wrap=True, weightless=True)
     launcher = Told([program, *events, Result(graphs={}, fullgraph={}, calls={})])
     report = run(OPTIONS.with_(verify=False), Runner(ORIGIN, launcher))
-    assert [b.graphs for b in report.blocks] == graphs
+    assert [(b.graphs, b.graphs_counted) for b in report.blocks] == [(0, counted)] * 2
+    [group] = wording.block_groups(report.to_dict()["blocks"])
+    assert group.graphs == (0 if counted else None)
     assert wording.verdict_facts(report.to_dict()).startswith("2 blocks, fullgraph unknown, ")
 
 

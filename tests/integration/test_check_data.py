@@ -32,6 +32,7 @@ def model(tmp_path):
     return str(tmp_path / "tiny")
 
 
+@pytest.mark.everything("16 s; a case of the corpus compiles at every length, and dynamic shapes stay")
 def test_static_shapes_compile_at_every_new_length(model, tmp_path):
     """With dynamic=False each new length is a graph: the forecast says at which step of the file's order."""
     (tmp_path / "lengths.txt").write_text("21\n34\n21\n55\n34\n")

@@ -165,6 +165,7 @@ def test_data_workers_are_left_out(tmp_path: Path, context: str) -> None:
     assert {e.code.qualname for e in run.events if e.kind == "compile" and e.code} == {"Block.forward"}
 
 
+@pytest.mark.everything("two starts, 10 s; a rank that is one program stays")
 def test_another_program_of_the_same_rank_gets_a_file_of_its_own(tmp_path: Path) -> None:
     done = watch(tmp_path / "run", [*PYTHON, "helper"])
     assert done.returncode == 0, done.stderr

@@ -162,7 +162,12 @@ CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+_WHOLE = pytest.mark.everything("15 s; blocks on one rank and on replicas stay")
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=_WHOLE if case == "whole model" else ()) for case in CASES]
+)
 def test_the_check_of_a_configuration_builds_what_the_trainer_builds(
     case: str, alone: None, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

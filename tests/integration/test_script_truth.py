@@ -6,9 +6,9 @@ import pytest
 
 from tests.truth.scripts import SCRIPTS, compare
 
-#: One whole model with evaluation and checkpoints, and one with breaks.
-_ALWAYS = ("gpt_loop", "broken_blocks")
-_LONG = pytest.mark.everything("a minute or more each; a whole model and one with breaks stay")
+#: One with breaks, recompiles and steps without either.
+_ALWAYS = ("broken_blocks",)
+_LONG = pytest.mark.everything("half a minute or more each; one with breaks stays")
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ with process_group("cpu") as ranks:
 @pytest.mark.parametrize(
     ("ranks", "scope", "method"),
     [
-        (1, "block", "lora"),
+        pytest.param(1, "block", "lora", marks=pytest.mark.everything("6 s; two ranks stay")),
         (2, "block", "lora"),
         pytest.param(2, "model+loss", "lora", marks=pytest.mark.everything("10 s; the blocks stay")),
         (1, "block", "qlora"),

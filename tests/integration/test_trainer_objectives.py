@@ -67,15 +67,16 @@ def train(files: Path, out: Path, objective: str, **values: Any) -> list[dict[st
 _SCOPE = pytest.mark.everything("the parts apart and the model in one stay; these are the same code")
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES)
+#: What stays: the parts apart, and all in one.
+_STAY = {("dpo", "block+loss"), ("grpo", "model+loss")}
+
+
 @pytest.mark.parametrize(
-    "scope",
+    ("objective", "scope"),
     [
-        pytest.param("block", marks=_SCOPE),
-        pytest.param("loss", marks=_SCOPE),
-        "block+loss",
-        pytest.param("model", marks=_SCOPE),
-        "model+loss",
+        pytest.param(objective, scope, marks=() if (objective, scope) in _STAY else _SCOPE)
+        for objective in OBJECTIVES
+        for scope in ("block", "loss", "block+loss", "model", "model+loss")
     ],
 )
 def test_an_objective_trains_as_eager_does_under(
@@ -92,12 +93,17 @@ def test_an_objective_trains_as_eager_does_under(
     assert len({n for r in compiled for micro in r["lengths"] for n in micro}) >= 2
 
 
+_LOSS = pytest.mark.everything(
+    "12 s each; the first stays, and what each computes is held against TRL's numbers"
+)
+
+
 @pytest.mark.parametrize(
     ("objective", "values"),
     [
         ("dpo", {"dpo_loss": "sigmoid"}),
-        ("dpo", {"dpo_loss": "ipo", "lora": True}),
-        ("dpo", {"dpo_loss": "orpo"}),
+        pytest.param("dpo", {"dpo_loss": "ipo", "lora": True}, marks=_LOSS),
+        pytest.param("dpo", {"dpo_loss": "orpo"}, marks=_LOSS),
     ],
 )
 def test_what_is_preferred_becomes_likelier(

@@ -147,6 +147,7 @@ def facts(recorder: Recorder) -> list[tuple[Any, ...]]:
         for e in events
         if e.code is not None and "resume" not in e.code.qualname
     }
+    gc.unfreeze()  # a fork hides what its parent had
     functions = [f for f in gc.get_objects() if type(f) is types.FunctionType]
     for code in {
         f.__code__

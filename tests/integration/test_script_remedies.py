@@ -71,7 +71,10 @@ for step in range(3):
 @pytest.mark.parametrize(
     ("word", "code", "says"),
     [
-        ("own", 2, "KeyError: 'loss' at crash.py:10; it fails with plain arithmetic and without torch.compile too"),
+        pytest.param(
+            "own", 2, "KeyError: 'loss' at crash.py:10; it fails with plain arithmetic and without torch.compile too",
+            marks=pytest.mark.everything("11 s; the harder of the two stays"),
+        ),
         ("made-up", 3, "it is the rehearsal that breaks it"),
     ],
 )  # fmt: skip

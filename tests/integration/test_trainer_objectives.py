@@ -162,6 +162,7 @@ def test_an_objective_goes_on_bit_for_bit(
         assert 0 < 10 * whole[0]["kl"] < whole[4]["kl"]
 
 
+@pytest.mark.everything("15 s; two ranks of the other objectives stay")
 def test_two_ranks_learn_what_one_does(files: Path, tmp_path: Path, warm: Warm) -> None:
     """Full and LoRA, the reference's log-probabilities made by both ranks; what is exported is one model."""
     runs = [

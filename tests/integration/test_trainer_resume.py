@@ -430,7 +430,7 @@ def test_other_options_are_refused_in_one_line(lab: Lab, first: str, tmp_path: P
         num_key_value_heads=1,
     ).save_pretrained(deeper)
     for values, message in (
-        ({"osft": True}, "was trained with osft False, this run has True"),
+        ({"osft": True}, "was trained with method full, this run has osft"),
         ({"batch_size": 5}, "was trained with batch-size 6, this run has 5"),
         ({"validation_split": 0.2}, "was trained with validation-split 0.1"),
         ({"max_steps": 5}, "is at step 6, this run ends at 5"),

@@ -16,6 +16,7 @@ def _blocks(count: int, **facts: Any) -> list[dict[str, Any]]:
         "graph_breaks": 0,
         "recompiles": 0,
         "fullgraph": True,
+        "graphs_counted": True,
     }
     return [{"fqn": f"model.layers.{i}", **base, **facts} for i in range(count)]
 

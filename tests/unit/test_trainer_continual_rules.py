@@ -83,7 +83,7 @@ def test_what_is_no_method_is_refused(text: str) -> None:
 
 def test_adapters_read_nothing_of_what_earlier_ones_read() -> None:
     def adapter() -> nn.Module:
-        layer = LoRALinear(nn.Parameter(torch.zeros(5, 8)), None, rank=2, scale=1.0)
+        layer = LoRALinear(nn.Linear(8, 5, bias=False), rank=2, scale=1.0)
         nn.init.normal_(layer.A)
         return nn.ModuleDict({"q": layer})
 

@@ -128,7 +128,7 @@ def _verdict(environment: Environment, *arguments: str) -> dict[str, Any]:
     return {
         "verdict": data["verdict"],
         "reason": f"verdict {data['verdict']}" if wrong else "",
-        "compiles": data["compiles"]["total"],
+        "compiles": len(data["compiles"]),
         "breaks": sum(block["graph_breaks"] for block in data["blocks"]),
     }
 

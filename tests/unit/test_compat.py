@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from check_samples import VIABLE
 
 from cftdiag import upgrade
 from cftdiag.errors import EnvironmentUnfit
@@ -39,6 +40,14 @@ def test_a_check_that_cannot_run_there_is_a_problem_of_that_row(monkeypatch: pyt
     monkeypatch.setattr(upgrade, "check_in", refused)
     row = program._verdict(upgrade.present(), "--model", "x")
     assert (row["verdict"], row["reason"]) == ("error", "too old")
+
+
+def test_a_check_is_told_by_its_verdict_and_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = {"verdict": "viable", "reason": "", "compiles": 1, "breaks": 0}
+    monkeypatch.setattr(upgrade, "check_in", lambda *_: VIABLE)
+    assert program._verdict(upgrade.present(), "--model", "x") == told
+    monkeypatch.setattr(upgrade, "check_in", lambda *_: {**VIABLE, "verdict": "not_viable"})
+    assert program._verdict(upgrade.present(), "--model", "x")["reason"] == "verdict not_viable"
 
 
 def test_a_case_is_held_against_what_it_expects() -> None:

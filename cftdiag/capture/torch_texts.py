@@ -79,10 +79,19 @@ def parse_break(text: str) -> Break:
         reason=gb_type if marks else shorten(text.strip(), 2000),
         explanation=_field(text, "Explanation"),
         hints=tuple(_fields(text, "Hint")),
-        context=_field(text, "Developer debug context"),
+        context=_context(text),
         operator=operator.group(1).strip() if operator else None,
         structured=bool(marks) or gb is not None,
     )
+
+
+def _context(text: str) -> str | None:
+    """Torch's debug context. A branch's (2.15) names what its condition comes from in a paragraph of its own: of that
+    the numbers that Python's generator drew, which no other words of the break tell.
+    """
+    said = _field(text, "Developer debug context")
+    drawn = " ".join(dict.fromkeys(re.findall(r"random_value_\d+: graph input", text)))
+    return " ".join(filter(None, (said, drawn))) or None
 
 
 def message(text: str) -> str:

@@ -24,7 +24,7 @@ from tests.cases.expect import CASES, expected, hold
 from tests.compat.page import page
 
 ROOT = Path(__file__).resolve().parents[2]
-ARCHITECTURES = ("qwen3", "qwen3_moe", "llama", "gemma3_text", "gpt_oss", "gpt2", "granite", "phi3")
+ARCHITECTURES = ("qwen3", "qwen3_moe", "llama", "gemma3_text", "mistral", "gpt2", "granite", "phi3")
 LOWERED = ("--model", "Qwen3-4B", "--attn", "sdpa", "--layers", "auto", "--target", "h200", "--no-verify")
 
 

@@ -148,3 +148,24 @@ def test_the_package_imports_without_torch() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=1500)
     code = "from cftdiag.capture import Recorder, counting, track"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=1500)
+
+
+def test_what_a_branch_comes_from_is_kept_where_python_drew_it() -> None:
+    """torch 2.15 tells it behind the explanation."""
+    text = """Data-dependent branching
+  Explanation: Detected data-dependent branching (e.g. `if my_tensor.sum() > 0:`). Dynamo does not support tracing dynamic control flow.
+
+      The branch condition involves a tensor computed as follows:
+        # File "/tmp/a.py", line 4, in f, code: if random.random() < 0.5:
+        random_value_0: graph input (random_value_0)
+
+  Hint: Use `torch.cond` to express dynamic control flow.
+
+  Developer debug context: attempted to jump with TensorVariable()
+"""
+    found = parse_break(text)
+    assert found.context == "attempted to jump with TensorVariable() random_value_0: graph input"
+    assert (
+        parse_break(text.replace("random_value_0", "l_x_")).context
+        == "attempted to jump with TensorVariable()"
+    )

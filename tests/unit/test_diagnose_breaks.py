@@ -76,6 +76,15 @@ BREAKS = [
         broken(
             "GB0170",
             "Data-dependent branching",
+            "if random.random() < s.drop:",
+            context="attempted to jump with TensorVariable() random_value_0: graph input",
+        ),
+        "python_rng_branch",
+    ),
+    (
+        broken(
+            "GB0170",
+            "Data-dependent branching",
             context="attempted to jump with UnspecializedPythonVariable()",
         ),
         "python_rng_branch",

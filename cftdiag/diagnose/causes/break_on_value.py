@@ -119,8 +119,10 @@ CAUSES = (
 
 _BRANCH_TEXT = re.compile(r"guard on data-dependent expression", re.I)
 _NEEDED_TEXT = re.compile(r"data-dependent|specialized integer", re.I)
+#: Dynamo's own input for a number of Python's generator is ``random_value_N`` (2.15 tells what a branch comes from).
 _PYTHON_RANDOM = re.compile(
-    r"qualname: (?:Random|SystemRandom)\.(?!seed|getstate|setstate)\w+|UnspecializedPythonVariable|module: (?:numpy\.random|random)\b(?!.*seed)"
+    r"qualname: (?:Random|SystemRandom)\.(?!seed|getstate|setstate)\w+|UnspecializedPythonVariable"
+    r"|module: (?:numpy\.random|random)\b(?!.*seed)|\brandom_value_\d+: graph input"
 )
 #: A backend that fails on such an operator (GB0219) met the same trouble one step later than Dynamo.
 _SHAPE_OPERATOR = re.compile(

@@ -16,15 +16,10 @@ import pytest
 import torch
 
 from tests.integration.test_trainer_resume import ROOT, environment, run_all
+from tests.integration.trained_logits import ids, trained_logits
 from tests.warm import Warm
 from trainer import demo
-from trainer.checkpoints.layout import read_state
-from trainer.checkpoints.tensors import load
-from trainer.config import TrainConfig
-from trainer.distributed import process_group
 from trainer.export import export_checkpoint, main, run
-from trainer.optim import make_optimizer
-from trainer.program import build
 
 METHODS = {"full": {}, "osft": {"osft": True}, "lora": {"lora": True}, "gpt2": {"osft": True}}
 WIDE = torch.float64
@@ -85,32 +80,10 @@ def trained(tmp_path_factory: pytest.TempPathFactory, warm: Warm) -> dict[str, P
     return moved
 
 
-def ids() -> torch.Tensor:
-    return torch.randint(4, 260, (1, 48), generator=torch.Generator().manual_seed(1))
-
-
 @pytest.fixture(scope="module")
 def logits(trained: dict[str, Path]) -> dict[str, torch.Tensor]:
     """Of the trained model itself, read back into the trainer's own program."""
-    return {name: _trained_logits(path) for name, path in trained.items()}
-
-
-def _trained_logits(path: Path) -> torch.Tensor:
-    state = read_state(path)
-    config = TrainConfig.from_mapping(
-        {**state.config, "model_name_or_path": str(path / "hf"), "loss_chunks": 1}
-    )
-    with process_group("cpu"):
-        program = build(config, weights=False, ranks=state.ranks)
-        load(path, program.model, make_optimizer(program.model, config))
-        seen = []
-        program.model.get_output_embeddings().register_forward_hook(
-            lambda _module, _args, output: seen.append(output.detach().clone())
-        )
-        program.model.eval()
-        with torch.no_grad():
-            program.model(labels=ids(), input_ids=ids(), position_ids=torch.arange(48)[None])
-    return seen[0]
+    return {name: trained_logits(path, model_name_or_path=str(path / "hf")) for name, path in trained.items()}
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 2e-5), ("bf16", 4e-2)])

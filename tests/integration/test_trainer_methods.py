@@ -12,15 +12,10 @@ import torch
 
 import trainer
 from tests.integration.test_trainer_resume import exact, metrics, run_all
+from tests.integration.trained_logits import ids, trained_logits
 from tests.warm import Warm
 from trainer import demo
-from trainer.checkpoints.layout import read_state
-from trainer.checkpoints.tensors import load
-from trainer.config import TrainConfig
-from trainer.distributed import process_group
 from trainer.export import run
-from trainer.optim import make_optimizer
-from trainer.program import build
 
 #: Two targets of seven: unpacking 4 bits is twenty operations, and each is compiled.
 TARGETS = ("q_proj", "up_proj")
@@ -151,37 +146,16 @@ def test_resuming_is_bit_for_bit(lab: Lab, method: str) -> None:
     assert [r["step"] for r in went_on[-2:]] == [3, 4]
 
 
-def _ids() -> torch.Tensor:
-    return torch.randint(4, 260, (1, 48), generator=torch.Generator().manual_seed(1))
-
-
-def _trained_logits(path: Path) -> torch.Tensor:
-    """Of the trained model itself, read back from a checkpoint into the trainer's own program."""
-    state = read_state(path)
-    config = TrainConfig.from_mapping({**state.config, "loss_chunks": 1})
-    with process_group("cpu"):
-        program = build(config, weights=False, ranks=state.ranks)
-        load(path, program.model, make_optimizer(program.model, config))
-        seen = []
-        program.model.get_output_embeddings().register_forward_hook(
-            lambda _module, _args, output: seen.append(output.detach().clone())
-        )
-        program.model.eval()
-        with torch.no_grad():
-            program.model(labels=_ids(), input_ids=_ids(), position_ids=torch.arange(48)[None])
-    return seen[0].double()
-
-
 @pytest.mark.parametrize("method", ["lora", "qlora"])
 def test_the_exported_model_gives_the_trained_logits(lab: Lab, method: str) -> None:
     from transformers import AutoModelForCausalLM
 
     out = lab.directory / f"{method}-none"
-    trained = _trained_logits((out / "checkpoints" / "last").resolve())
+    trained = trained_logits((out / "checkpoints" / "last").resolve()).double()
     plain = AutoModelForCausalLM.from_pretrained(out / "hf").eval()
     with torch.no_grad():
-        found = plain(_ids()).logits.double()
-        start = AutoModelForCausalLM.from_pretrained(lab.model).eval()(_ids()).logits.double()
+        found = plain(ids()).logits.double()
+        start = AutoModelForCausalLM.from_pretrained(lab.model).eval()(ids()).logits.double()
     assert (found - trained).abs().max() / trained.abs().max() < 2e-5
     assert (start - trained).abs().max() / trained.abs().max() > 1e-2, "training changed it"
 
@@ -241,14 +215,14 @@ def test_the_quantised_export_computes_what_was_trained_and_what_torchao_prepare
     assert kinds == ["IntxUnpackedToInt8Tensor", "Parameter", "IntxUnpackedToInt8Tensor"]
     plain = AutoModelForCausalLM.from_pretrained(out / "hf").eval()
     with torch.no_grad():
-        rounded, unrounded = quantised(_ids()).logits, plain(_ids()).logits
+        rounded, unrounded = quantised(ids()).logits, plain(ids()).logits
         scheme = Int8DynamicActivationIntxWeightConfig(
             weight_dtype=torch.int4, weight_granularity=PerGroup(32)
         )
         named = lambda _module, name: name.endswith(TARGETS)  # noqa: E731
         quantize_(plain, QATConfig(scheme, step="prepare"), filter_fn=named)
-        prepared = plain(_ids()).logits
-    trained = _trained_logits((out / "checkpoints" / "last").resolve())
+        prepared = plain(ids()).logits
+    trained = trained_logits((out / "checkpoints" / "last").resolve()).double()
     assert (rounded - prepared).abs().max() < 1e-6
     assert (rounded - trained).abs().max() / trained.abs().max() < 1e-2
     assert (rounded - unrounded).abs().max() / trained.abs().max() > 2e-2

@@ -27,6 +27,9 @@ DIFFERS: Mapping[str, frozenset[str]] = {
 }
 #: The same by name, for what the user allows.
 FIELDS = ("parameters", "optimizer", "batches", "loss")
+#: Both, for under the first alone a call with ``fullgraph=True`` raises from torch 2.14 on: it found no compiled frame.
+_SWITCHED_OFF = {"TORCH_COMPILE_DISABLE": "1", "TORCHDYNAMO_DISABLE": "1"}
+
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 
 
@@ -89,10 +92,9 @@ def _changes(text: str) -> dict[str, Any]:
 
 def of_command(texts: Sequence[str]) -> tuple[Arm, ...]:
     """The arms of a training command: ``NAME: VARIABLE=VALUE --flag``, variables of the environment and words
-    put behind the command. The first is the command with torch.compile switched off, which torch itself reads
-    from TORCH_COMPILE_DISABLE; without texts the second is the command as it is. Raises :class:`InputError`.
+    put behind the command. The first is the command with torch.compile switched off; without texts the second is the command as it is. Raises :class:`InputError`.
     """
-    arms = {EAGER: Arm(name=EAGER, env={"TORCH_COMPILE_DISABLE": "1"})}
+    arms = {EAGER: Arm(name=EAGER, env=dict(_SWITCHED_OFF))}
     for text in texts or ["compiled:"]:
         name, colon, rest = text.partition(":")
         name = name.strip()

@@ -57,6 +57,7 @@ def make_context(
         depth=program.depth,
         limit=program.limit or Context.limit,
         compile_kwargs=program.compile_kwargs,
+        settings=program.settings,
         probes=_probes(main, options, numerics),
     )
 

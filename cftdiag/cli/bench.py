@@ -173,7 +173,7 @@ def bench(
     Every arm is a fresh process. Arms take turns and their steps are compared in pairs, so that a slow minute of
     the machine hits them alike. Runs that differ in more than the arm are not compared.
 
-    A command is run as it is, and once more with torch.compile switched off (TORCH_COMPILE_DISABLE=1).
+    A command is run as it is, and once more with torch.compile switched off (TORCH_COMPILE_DISABLE=1, TORCHDYNAMO_DISABLE=1).
     """
     from cftdiag.bench import arms as arm_words
     from cftdiag.bench import driver, summary

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cftdiag.monitor import rundir
+from cftdiag.torch_settings import SOME_RELEASES
 
 #: Versions that decide what torch.compile does.
 PACKAGES = ("cftdiag", "torch", "triton", "transformers", "accelerate", "trl", "peft")
@@ -81,7 +82,17 @@ def facts(settings: Mapping[str, Any]) -> dict[str, Any]:
         "device": _device(),
         "environment": environment(),
         "settings": dict(settings),
+        "torch_settings": _torch_settings(),
     }
+
+
+def _torch_settings() -> list[str]:
+    """Settings of remedies that this torch has; those of Inductor are left out, which a run need not import."""
+    if "torch" not in sys.modules:
+        return []
+    from cftdiag.torch_private.dynamo import settings_there
+
+    return list(settings_there(name for name in SOME_RELEASES if not name.startswith("torch._inductor.")))
 
 
 def write_run_file(directory: Path, head: Mapping[str, Any]) -> None:

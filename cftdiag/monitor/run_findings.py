@@ -13,6 +13,7 @@ from cftdiag.diagnose.engine.probes import SkippedFrame
 from cftdiag.events import Event
 from cftdiag.findings import SEVERITIES, Finding
 from cftdiag.monitor.alarms import NOT_REACHED
+from cftdiag.monitor.cache_ranks import partial_hits
 from cftdiag.monitor.divergence import divergences, finding, ranks_text
 from cftdiag.monitor.event_cause import FirstBatch
 
@@ -35,9 +36,9 @@ def findings(run: RunFiles) -> tuple[Finding, ...]:
                 joined[key] = (found, [session.rank])
     several = len(run.ranks) > 1
     out = [_on_ranks(found, ranks) if several else found for found, ranks in joined.values()]
+    there = {name for s in run.sessions for name in s.head.get("torch_settings") or ()}
     diverged = finding(divergences(run.events, run.steps, run.ranks))
-    if diverged is not None:
-        out.append(diverged)
+    out += [found for found in (diverged, partial_hits(run.events, there)) if found is not None]
     return tuple(sorted(out, key=lambda f: (-SEVERITIES.index(f.severity), f.kind == "perf", -f.count)))
 
 
@@ -69,6 +70,7 @@ def context(session: Session) -> Context:
         wrap=True,
         ac="full" if checkpointed else "none",
         limit=_limit(session),
+        settings=tuple(session.head.get("torch_settings") or ()),
         probes=Probes(
             never_run=tuple(e.block or e.block_class or "?" for e in silent), skipped_frames=skipped
         ),

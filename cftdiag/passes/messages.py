@@ -144,6 +144,8 @@ class Program:
     """``recompile_limit`` as the main thread sees it."""
     config_sha: str | None
     build_seconds: float
+    settings: tuple[str, ...] = ()
+    """Settings of remedies that only some releases of torch have, as far as this one has them."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -66,6 +66,7 @@ from cftdiag.subject import Subject
 from cftdiag.torch_private import dynamo
 from cftdiag.torch_private.dynamo import is_compile_failure
 from cftdiag.torch_private.wrappers import strip
+from cftdiag.torch_settings import SOME_RELEASES
 
 SEED = 0
 #: Scopes that compile the blocks one by one.
@@ -347,6 +348,7 @@ class _Pass:
                 limit=self.limit,
                 config_sha=self.config_sha(),
                 build_seconds=self.build_seconds,
+                settings=dynamo.settings_there(SOME_RELEASES),
             )
         )
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 from cftdiag.torch_private.names import Name, by_alias, resolve
@@ -67,6 +69,19 @@ def __getattr__(name: str) -> Any:
 def imported() -> bool:
     """True once Dynamo has been imported; asking does not import it."""
     return "torch._dynamo" in sys.modules
+
+
+def settings_there(names: Iterable[str]) -> tuple[str, ...]:
+    """Those of some settings (``torch._inductor.config.numerics``) that this torch has. Imports their modules."""
+    found = []
+    for dotted in names:
+        module, _, name = dotted.rpartition(".")
+        try:
+            there = hasattr(importlib.import_module(module), name)
+        except ImportError:
+            there = False
+        found += [dotted] if there else []
+    return tuple(found)
 
 
 def recompile_limit() -> int | None:

@@ -22,6 +22,13 @@ CAUSES = (
                 applicability="safe",
             ),
             Remedy(
+                summary="Let Inductor round and add up as eager does, at the cost of some speed: "
+                "torch._inductor.config.numerics = 'strict' (or TORCHINDUCTOR_NUMERICS=strict). It helps where rounding "
+                "is all that differs.",
+                change={"torch._inductor.config.numerics": "strict"},
+                applicability="safe",
+            ),
+            Remedy(
                 summary="Where the code asks torch.compiler.is_compiling(): let both ways compute the same."
             ),
             Remedy(

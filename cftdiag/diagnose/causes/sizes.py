@@ -98,6 +98,12 @@ CAUSES = (
                 change={"torch.fx.experimental._config.use_duck_shape": False},
                 applicability="safe",
             ),
+            Remedy(
+                summary='Name what keeps its size: torch.compiler.config.static_sources = "{static_source}" (or '
+                "TORCH_COMPILE_STATIC_SOURCES). It is a constant then, and shares its symbol with nothing.",
+                change={"torch.compiler.config.static_sources": "{static_source}"},
+                applicability="safe",
+            ),
             Remedy(summary="Warm up with sizes that equal no other dimension of any input."),
         ),
     ),
@@ -287,6 +293,46 @@ def _told_apart(miss: Miss, symbol: Symbol) -> bool:
         one.record == "create_symbol" and one.source in others and str(one.val) == str(miss.guard.expected)
         for one in again.compiled.symbols
     )
+
+
+def kept(miss: Miss) -> str | None:
+    """``L['y']:0``: the dimensions that were as large as the one that changed and have kept their size, as torch's list
+    of static sources names them; None where none is known.
+    """
+    symbol = specialization(miss)
+    if symbol is not None:
+        names = [str(source) for source in symbol.sources or ()]
+        again = miss.history.compiles.get(miss.event.compile_id or "")
+        apart = {
+            one.source
+            for one in (again.compiled.symbols if again is not None else ())
+            if one.record == "create_symbol" and str(one.val) == str(miss.guard.expected)
+        }
+        found = [name for name in names if name in apart or _same_size(miss, name)]
+    elif miss.guard.form == "equal" and miss.event.guard is not None:
+        told = miss.event.guard.condition.terms
+        terms = [f"{guards.full_source(t.source)}.size()[{t.index}]" for t in told if t.what == "size"]
+        found = [name for name in terms if _same_size(miss, name)]
+    else:
+        frame = {name: own for own, name in miss.event.missed.parameters.items()}
+        found = [
+            f"{guards.full_source(frame.get(name, name))}.size()[{dim}]"
+            for name, described in miss.entry_arguments.items()
+            for dim, size in enumerate(described.shape if isinstance(described, TensorArgument) else ())
+            if size == miss.guard.expected and miss.size(name, dim) == size
+        ]
+    listed = [re.sub(r"\.size\(\)\[(\d+)\]$", r":\1", name) for name in found if "G[" not in name]
+    return ",".join(dict.fromkeys(name for name in listed if "," not in name)) or None
+
+
+def _same_size(miss: Miss, source: str) -> bool:
+    """True for a dimension (``L['y'].size()[0]``) that is as large as when the entry was compiled."""
+    term = guards.size_term(guards.local_names(source))
+    if term is None or term.index is None:
+        return False
+    name = miss.event.missed.parameters.get(term.source, term.source)
+    now = miss.size(name, term.index)
+    return now is not None and now == miss.size(name, term.index, of_entry=True)
 
 
 def fixed(miss: Miss) -> str | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from cftdiag.diagnose.engine.probes import Probes
@@ -53,6 +53,8 @@ class Context:
     depth: str = "joint"
     limit: int = 8
     compile_kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    settings: Collection[str] = ()
+    """Those of :data:`cftdiag.torch_settings.SOME_RELEASES` that this torch has."""
     probes: Probes = dataclasses.field(default_factory=Probes)
     """What no event of torch tells, found by watching behaviour."""
 

@@ -11,6 +11,7 @@ from cftdiag.diagnose.engine.context import Context
 from cftdiag.diagnose.engine.registry import CAUSES
 from cftdiag.events import Event
 from cftdiag.findings import SEVERITIES, Finding, Remedy, Where
+from cftdiag.torch_settings import offered
 
 #: More lines than this say nothing new.
 _EVIDENCE = 8
@@ -128,6 +129,10 @@ def _applies(remedy: Remedy, draft: Draft, context: Context) -> bool:
     change = dict(remedy.change or {})
     if "skipped_class" in draft.facts:  # nothing else helps a frame that Dynamo skips
         return "skipped_class" in needs(remedy.summary)
+    if not offered(change, context.settings):
+        return False
+    if any(name.startswith("torch._inductor.") for name in change) and draft.facts.get("backend"):
+        return draft.facts["backend"] == "inductor"
     if "dynamic" in change:
         now = context.compile_kwargs.get("dynamic")
         return now is False if change["dynamic"] == "auto" else now is not True

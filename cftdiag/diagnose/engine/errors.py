@@ -250,6 +250,7 @@ def _numerics(context: Context, drafts: Drafts) -> None:
         "compiled": _figure(worst.compiled),
         "rel": _figure(worst.rel),
         "config": f" with {config}" if config else "",
+        "backend": found.backend,
     }
     draft.note(*(f"differs: {name}" for name in found.failed[:5]), f"backend {found.backend}")
 

@@ -200,6 +200,8 @@ def facts(miss: Miss, cause: str, context: Context) -> dict[str, Any]:
         "more": max(2 * limit, 2 * len(kind)),
         "dynamic_source": _dynamic_source(miss),
     }
+    if cause == "duck_shape":
+        found["static_source"] = sizes.kept(miss)
     if cause == "size_specialized":
         found["fixed"] = sizes.fixed(miss)
     elif cause == "stride":

@@ -92,7 +92,8 @@ def _changes(text: str) -> dict[str, Any]:
 
 def of_command(texts: Sequence[str]) -> tuple[Arm, ...]:
     """The arms of a training command: ``NAME: VARIABLE=VALUE --flag``, variables of the environment and words
-    put behind the command. The first is the command with torch.compile switched off; without texts the second is the command as it is. Raises :class:`InputError`.
+    put behind the command. The first is the command with torch.compile switched off; without texts the second is
+    the command as it is. Raises :class:`InputError`.
     """
     arms = {EAGER: Arm(name=EAGER, env=dict(_SWITCHED_OFF))}
     for text in texts or ["compiled:"]:

@@ -80,6 +80,9 @@ def run_task(task: PassTask, send: Send, live: Subject | None = None) -> None:
     options = task.options
     try:
         with process_kept(options.patch.env), torch_config(options.patch.torch_config):
+            off = dynamo.switched_off()
+            if off is not None and options.compile.scope != "none":
+                raise InputError(f"torch.compile is switched off by {off}; unset it to check what compiles")
             _Pass(task, options, send, live).run()
     except InputError as error:
         send(Refused(message=str(error)))

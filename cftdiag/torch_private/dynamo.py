@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Iterable
 from typing import Any
@@ -14,6 +15,13 @@ _BACKENDS = "torch._dynamo.backends.registry"
 NAMES = (
     Name("torch._dynamo:config", "trace", "limits are not known"),
     Name("torch._dynamo:config.recompile_limit", "trace", "the recompile limit is not known"),
+    Name(
+        "torch._dynamo:config.disable",
+        "trace",
+        "a check under TORCH_COMPILE_DISABLE finds blocks that run no graph, and does not say why",
+        alias="config_disable",
+        needed=False,
+    ),
     Name("torch._dynamo:reset", "trace", "a check cannot start from an empty cache"),
     Name("torch._dynamo:disable", "trace", "graphs of depth trace cannot be run"),
     Name(
@@ -91,6 +99,18 @@ def recompile_limit() -> int | None:
     settings = getattr(sys.modules.get("torch._dynamo"), "config", None)
     limit = getattr(settings, "recompile_limit", None)
     return limit if isinstance(limit, int) else None
+
+
+def switched_off() -> str | None:
+    """What makes torch.compile do nothing in this process; None where it compiles."""
+    if os.environ.get("TORCHDYNAMO_DISABLE") == "1":
+        return "TORCHDYNAMO_DISABLE=1"
+    settings = _NAMES["config"].get()
+    return (
+        "TORCH_COMPILE_DISABLE=1 (torch._dynamo.config.disable)"
+        if getattr(settings, "disable", False)
+        else None
+    )
 
 
 def current_compile_id() -> str | None:

@@ -42,6 +42,26 @@ def test_what_is_there_is_found_by_looking() -> None:
     assert there == ("torch._dynamo.config.recompile_limit",)
 
 
+def test_where_torch_compile_is_switched_off_a_check_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else its blocks would run no graph, or raise from torch 2.14 on, and nobody would say why."""
+    import torch
+
+    from cftdiag.options import CheckOptions
+    from cftdiag.passes.messages import Message, PassTask
+    from cftdiag.passes.run_pass import run_task
+    from cftdiag.subject import Origin
+
+    task = PassTask(mode="auto", origin=Origin(type="live", name="m"), options=CheckOptions())
+    said: list[Message] = []
+    with torch._dynamo.config.patch(disable=True):
+        run_task(task, said.append)
+    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
+    run_task(task, said.append)
+    assert [type(message).__name__ for message in said] == ["Refused", "Refused"]
+    assert "switched off by TORCH_COMPILE_DISABLE=1" in said[0].message  # type: ignore[union-attr]
+    assert "switched off by TORCHDYNAMO_DISABLE=1; unset it" in said[1].message  # type: ignore[union-attr]
+
+
 def test_every_setting_of_some_releases_has_a_remedy() -> None:
     of_causes = {name for cause in CAUSES.values() for r in cause.remedies for name in r.change or ()}
     of_ranks = {name for r in _apart("a", "b").remedies for name in r.change or ()}

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
+import signal
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 import click
@@ -16,6 +19,7 @@ from click.shell_completion import CompletionItem
 from cftdiag.cli.invoke import Interrupted, invoke, tell
 from cftdiag.cli.options import debug_option
 from trainer.config import EXIT_INTERRUPTED, TrainConfig, over, read_yaml
+from trainer.signals import EXIT_STOPPED, SIGNALS, StopSignals
 
 #: The installed script, beside ``python -m trainer`` and ``torchrun -m trainer``.
 SCRIPT = "cftdiag-train"
@@ -71,11 +75,11 @@ def _option(field: dataclasses.Field[Any]) -> click.Option:
     return click.Option([flag], type={"int": int, "float": float, "str": str}[kind], help=text)
 
 
-def command() -> click.Command:
-    """The command: an option for each field, ``--config`` and ``--debug``."""
+def command(signals: StopSignals | None = None) -> click.Command:
+    """The command: an option for each field, ``--config`` and ``--debug``. ``signals`` are listened to already."""
     made = click.Command(
         "trainer",
-        callback=_train,
+        callback=functools.partial(_train, signals or StopSignals()),
         params=[
             click.Option(["--config"], type=click.Path(), metavar="FILE", help="YAML with the names of these flags"),
             *(_option(field) for field in dataclasses.fields(TrainConfig)),
@@ -109,16 +113,19 @@ def configuration(context: click.Context) -> TrainConfig:
     return TrainConfig.from_mapping(over(read_yaml(path) if path else {}, flat))
 
 
-@click.pass_context
-def _train(context: click.Context, **_options: Any) -> int:
+def _train(signals: StopSignals, **_options: Any) -> int:
     try:
-        config = configuration(context)
-        from trainer.loop import run
-        from trainer.signals import EXIT_STOPPED
-
-        return EXIT_STOPPED if run(config).stopped else 0
+        config = configuration(click.get_current_context())
+        code = signals.starting(Path(config.output_dir), lambda: _run(config, signals))
+        return EXIT_STOPPED if code is None else code
     except KeyboardInterrupt as error:
         raise _Stopped from error
+
+
+def _run(config: TrainConfig, signals: StopSignals) -> int:
+    from trainer.loop import run
+
+    return EXIT_STOPPED if run(config, signals).stopped else 0
 
 
 class _Stopped(Interrupted):
@@ -133,20 +140,25 @@ def run(arguments: Sequence[str] | None = None) -> int:
     Ctrl-C.
     """
     mistakes = (ValueError, FloatingPointError, OSError)
-    return invoke(
-        command(),
-        arguments,
-        prog=_program(),
-        mistakes=mistakes,
-        tell=_tell,
-        bugs_in_a_line=False,
-        interrupted=_Stopped,
-    )
+    with StopSignals() as signals:
+        return invoke(
+            command(signals),
+            arguments,
+            prog=_program(),
+            mistakes=mistakes,
+            tell=_tell,
+            bugs_in_a_line=False,
+            interrupted=_Stopped,
+        )
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run with ``arguments`` (default: the process's own) and exit."""
-    sys.exit(run(arguments))
+    code = run(arguments)
+    if code == EXIT_STOPPED:
+        for number in SIGNALS:  # one that comes while the interpreter ends must not change the code
+            signal.signal(number, signal.SIG_IGN)
+    sys.exit(code)
 
 
 def _program() -> str:

@@ -84,18 +84,27 @@ def open_data(
                 f"validation-split {config.validation_split} of {len(order)} samples leaves one of the two sets empty"
             )
         train, validation = Subset(everything, sorted(order[held:])), Subset(everything, sorted(order[:held]))
-    if validation is not None and not any(sample.loss_tokens for sample in validation.samples):
-        raise ValueError("no sample of the validation set has a token to predict: every label is masked")
+    for name, samples in (("training", train), ("validation", validation)):
+        if samples is not None and not any(sample.loss_tokens for sample in samples.samples):
+            raise ValueError(
+                f"no sample of the {name} set has a token to predict: every label is masked; "
+                "give another --validation-split or data"
+            )
     shape = shape_of(config, world)
+    empty: list[int] = []
+    planned = list(
+        steps(
+            train.samples, shape, batch_size=config.batch_size, seed=config.seed,
+            epochs=config.epochs, max_steps=config.max_steps, max_tokens=config.max_tokens,
+            left_out=lambda: empty.append(1),
+        )
+    )  # fmt: skip
+    if count := len(empty):
+        report(f"{path}: {count} of {len(planned) + count} batches have no token to learn and are left out")
     return Data(
         train=train,
         validation=validation,
-        steps=list(
-            steps(
-                train.samples, shape, batch_size=config.batch_size, seed=config.seed,
-                epochs=config.epochs, max_steps=config.max_steps, max_tokens=config.max_tokens,
-            )
-        ),
+        steps=planned,
         validation_steps=[]
         if validation is None
         else list(epoch_steps(validation.samples, shape, batch_size=config.batch_size, seed=config.seed, epoch=0, shuffle=False)),

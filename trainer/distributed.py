@@ -107,6 +107,13 @@ def on_rank_zero(make: Callable[[], Value]) -> Value | None:
     return value
 
 
+def anyone(wants: bool, device: torch.device) -> bool:
+    """Whether ``wants`` is true on any rank. Collective."""
+    shared = torch.tensor(float(wants), device=device)
+    dist.all_reduce(shared, op=dist.ReduceOp.MAX)
+    return shared.item() > 0
+
+
 def one_line_of(error: ValueError | OSError) -> str:
     """A mistake's text; a system's refusal with the file's name first."""
     if isinstance(error, OSError) and error.filename is not None:

@@ -211,6 +211,15 @@ class Lock:
                     os.utime(self.path)  # takes no room on a full disk
 
 
+def in_use(directory: Path) -> bool:
+    """Whether a run that may live holds the lock of ``directory``. Looks at it only, and waits for no heartbeat."""
+    try:
+        there = _read(directory / NAME)
+    except ValueError:
+        return False
+    return there is not None and there[0].alive() is not False
+
+
 def _read(path: Path) -> tuple[Holder, int] | None:
     """The holder and the time of a lock; None when there is none. A file that is no lock is an error of its
     own.

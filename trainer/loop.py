@@ -31,7 +31,7 @@ from trainer.config import TrainConfig, profile_range
 from trainer.data import Data, open_data
 from trainer.describe import describe
 from trainer.deterministic import deterministic
-from trainer.distributed import Ranks, on_rank_zero, process_group, require_writable, with_tensor
+from trainer.distributed import Ranks, anyone, on_rank_zero, process_group, require_writable, with_tensor
 from trainer.eager_sample import EagerSample
 from trainer.export import export, write_assets
 from trainer.faults import memory_of, writing
@@ -65,17 +65,24 @@ class RunResult:
     """A signal ended it early, with a checkpoint."""
 
 
-def run(config: TrainConfig) -> RunResult:
+def run(config: TrainConfig, signals: StopSignals | None = None) -> RunResult:
     """Train as ``config`` says, on every rank of the process group (one is made from torchrun's environment,
-    or for this process alone).
+    or for this process alone). ``signals`` are those of a caller who listens already.
 
-    SIGTERM and SIGUSR1 end it after the step, with a checkpoint. Raises ``ValueError`` for a user's mistake
+    SIGTERM and SIGUSR1 end it after the step, with a checkpoint, before the first one at once. Raises ``ValueError`` for a user's mistake
     and for a last checkpoint that could not be written, :class:`FloatingPointError` for a loss, a gradient
     or a weight that is not finite; checkpoints written before stay.
     """
     require_local(config.output_dir, "output-dir")
     out = Path(config.output_dir)
     require(config.tracker)
+    with contextlib.ExitStack() as stack:
+        listening = signals or stack.enter_context(StopSignals())
+        result = listening.starting(out, lambda: _start(config, out, listening))
+    return result or RunResult(steps=listening.step, tokens=0, loss=math.nan, output_dir=out, stopped=True)
+
+
+def _start(config: TrainConfig, out: Path, signals: StopSignals) -> RunResult:
     with (
         deterministic(config.deterministic),
         process_group(config.device, timeout=config.collective_timeout) as ranks,
@@ -85,6 +92,7 @@ def run(config: TrainConfig) -> RunResult:
         on_rank_zero(lambda: require_writable(out))
         notes = config.without_effect()
         lock = on_rank_zero(lambda: stack.enter_context(Lock(out, say=notes.append)))
+        signals.ours = True
         found = resume.find(config, notes.append)
         config = dataclasses.replace(config, compile_plan=resume.plan_of(found, config))
         plan = read_plan(config.compile_plan) if config.compile_plan else None
@@ -95,7 +103,7 @@ def run(config: TrainConfig) -> RunResult:
         require_device(source.attn, ranks.device.type)
         recording = Recording(rank=ranks.rank)
         with recording.recorder, compile_settings(config.scope, plan.torch if plan else {}) as settings:
-            return _run(config, ranks, source, recording, settings, out, plan, found, notes, lock)
+            return _run(config, ranks, source, recording, settings, out, plan, found, notes, lock, signals)
 
 
 def _run(
@@ -109,6 +117,7 @@ def _run(
     found: Path | None,
     notes: list[str],
     lock: Lock | None,
+    signals: StopSignals,
 ) -> RunResult:
     data = open_data(
         config,
@@ -126,6 +135,7 @@ def _run(
         recording.step()  # what the preflight compiled is not the run's
     state = resume.read(found)
     if state is not None:
+        signals.step = state.step
         notes += [
             *resume.check(state, config, data, world=ranks.world),
             f"continues {found} after step {state.step} of {len(data.steps)}",
@@ -233,8 +243,9 @@ def _run(
             with (
                 Positions(out / "run" / "positions", rank=ranks.rank, world=ranks.world) as positions,
                 positions.named(),
-                StopSignals() as signals,
             ):
+                signals.hold()
+                signals.begin(anyone(signals.requested(), ranks.device))
                 trainer.train(state, signals, lock, positions)
                 # Still heard: a scheduler and torchrun both pass a signal on, and the second must not end the
                 # checkpoint of the first.

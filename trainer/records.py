@@ -4,6 +4,7 @@ torch.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from array import array
 from collections.abc import Callable
@@ -55,6 +56,7 @@ class Records:
             else stored(self._path, self._reader, cache, write=write_cache, say=report)
         )
         self._capacity = capacity
+        self._prompts = objective == "grpo"
         self._bad_records, self._over_long, self._report = bad_records, over_long, report
         self._places: list[tuple[int, int]] = []
         """Where a sample's row is, and its first token in it."""
@@ -67,7 +69,7 @@ class Records:
                 continue
             for start in self._starts(line, len(tokens.input_ids)):
                 part = tokens.part(start, start + capacity)
-                self.samples.append(part.sample(line))
+                self.samples.append(self._sample(part, line))
                 self._places.append((place, start))
                 for values in (
                     array("q", [line, len(part.input_ids), *([part.second] if part.second else [])]),
@@ -79,6 +81,7 @@ class Records:
                     self._tokens.append(part)
         if not self.samples:
             raise ValueError(f"{path} holds no usable record")
+        self._tell_of_masked()
         self.digest = digest.hexdigest()[:16]
         """Of the contents: tokens, labels and lines, in order."""
 
@@ -92,7 +95,7 @@ class Records:
         sample = self.samples[index]
         try:
             part = self._rows.tokens(self._reader, self._rows[place]).part(start, start + self._capacity)
-            if part.sample(sample.line) == sample:
+            if self._sample(part, sample.line) == sample:
                 return part
             problem = "another length"
         except ValueError as error:
@@ -102,6 +105,26 @@ class Records:
     def record(self, index: int) -> dict[str, Any]:
         """The row that a sample was made from, as it is in the data; only without a cache of tokens."""
         return self._rows.record(self._rows[self._places[index][0]])
+
+    def _sample(self, part: Tokens, line: int) -> Sample:
+        sample = part.sample(line)
+        # A prompt is learned from whatever its own labels are: by what is answered.
+        return dataclasses.replace(sample, loss_tokens=sample.length) if self._prompts else sample
+
+    def _tell_of_masked(self) -> None:
+        """Samples that train nothing: their number, once. Raises ``ValueError`` when there are no others."""
+        masked = [sample for sample in self.samples if not sample.loss_tokens]
+        why = "every label that has a token before it is masked"
+        if len(masked) == len(self.samples):
+            raise ValueError(
+                f"{self._path}: none of its {len(masked)} samples has a token to learn: {why}. Look at the labels, at "
+                "what --train-on takes and the chat template marks, and at what --over-long cuts"
+            )
+        if masked:
+            self._report(
+                f"{self._path}: {len(masked)} of {len(self.samples)} samples have no token to learn, the first in line "
+                f"{masked[0].line}: {why}; they take room in rows and teach nothing"
+            )
 
     def _read(self, line: int, row: Any) -> Tokens | None:
         try:

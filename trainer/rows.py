@@ -173,6 +173,11 @@ class Reader:
                 both.append(self._checked(*self._completion(row)))
             except ValueError as error:
                 raise ValueError(str(error).replace("`completion`", f"`{name}`")) from error
+        for name, answer in zip(("chosen", "rejected"), both, strict=True):
+            if not answer.sample(0).loss_tokens:
+                raise ValueError(
+                    f"`{name}` has no token to learn: the answer is empty, or nothing comes before it"
+                )
         chosen, rejected = both
         return Tokens(
             input_ids=chosen.input_ids + rejected.input_ids,

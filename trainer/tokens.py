@@ -188,7 +188,11 @@ def _by_workers(path: Path, reader: Reader, directory: Path, count: int, workers
         )
         for i in range(workers)
     ]
-    codes = [process.wait() for process in running]
+    try:
+        codes = [process.wait() for process in running]
+    finally:
+        for process in running:
+            process.kill()  # of an interrupted run; nothing for one that has ended
     return [directory / f"part{i}" for i in range(workers)] if not any(codes) else []
 
 

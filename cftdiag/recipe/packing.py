@@ -11,7 +11,7 @@ import dataclasses
 import heapq
 import random
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 #: Label of a position that is not learnt.
 IGNORE = -100
@@ -120,17 +120,26 @@ def epoch_order(count: int, *, seed: int, epoch: int, shuffle: bool = True) -> a
 
 
 def epoch_steps(
-    samples: Sequence[Sample], shape: Shape, *, batch_size: int, seed: int, epoch: int, shuffle: bool = True
+    samples: Sequence[Sample],
+    shape: Shape,
+    *,
+    batch_size: int,
+    seed: int,
+    epoch: int,
+    shuffle: bool = True,
+    left_out: Callable[[], None] = lambda: None,
 ) -> Iterator[Step]:
     """The optimizer steps of one epoch; the last may hold fewer samples.
 
-    A batch without a single loss token is left out: it has no gradient, and no divisor.
+    A batch without a single loss token is left out: it has no gradient, and no divisor. ``left_out`` is called
+    for each.
     """
     order = epoch_order(len(samples), seed=seed, epoch=epoch, shuffle=shuffle)
     for start in range(0, len(order), batch_size):
         batch = order[start : start + batch_size]
         loss_tokens = sum(samples[i].loss_tokens for i in batch)
         if loss_tokens == 0:
+            left_out()
             continue
         lengths = [samples[i].length for i in batch]
         yield Step(
@@ -164,19 +173,24 @@ def steps(
     epochs: int | None = 1,
     max_steps: int | None = None,
     max_tokens: int | None = None,
+    left_out: Callable[[], None] = lambda: None,
 ) -> Iterator[Step]:
-    """All optimizer steps of a run, until the first of the three limits; ``epochs=None`` repeats for ever."""
+    """All optimizer steps of a run, until the first of the three limits; ``epochs=None`` repeats for ever.
+    ``left_out`` is called for each batch without a loss token before the last step.
+    """
     if not any(s.loss_tokens for s in samples):
         raise ValueError("no sample has a token to learn: every label is masked")
     done = tokens = 0
     epoch = 0
     while epochs is None or epoch < epochs:
-        for step in epoch_steps(samples, shape, batch_size=batch_size, seed=seed, epoch=epoch):
+        for step in epoch_steps(
+            samples, shape, batch_size=batch_size, seed=seed, epoch=epoch, left_out=left_out
+        ):
+            yield step
+            done += 1
+            tokens += step.tokens
             if (max_steps is not None and done >= max_steps) or (
                 max_tokens is not None and tokens >= max_tokens
             ):
                 return
-            yield step
-            done += 1
-            tokens += step.tokens
         epoch += 1

@@ -209,7 +209,7 @@ def test_a_mistyped_flag_names_its_neighbour(capsys: pytest.CaptureFixture[str])
 
 
 def test_a_bug_keeps_its_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def bug(config: TrainConfig) -> None:
+    def bug(*_: object) -> None:
         raise RuntimeError("a bug")
 
     monkeypatch.setattr("trainer.loop.run", bug)

@@ -63,6 +63,13 @@ def test_a_bad_pair_is_told(record: dict[str, Any], problem: str) -> None:
         row(record)
 
 
+def test_an_answer_without_a_token_to_learn_is_no_half_of_a_pair() -> None:
+    tokens = row({"prompt": "q", "chosen": "a", "rejected": ""})
+    assert tokens.documents[1][1][-1] != IGNORE, "the token that ends it is learned"
+    with pytest.raises(ValueError, match="`rejected` has no token to learn"):
+        row({"prompt": "", "chosen": "a", "rejected": ""})
+
+
 def test_a_prompt_ends_where_an_answer_begins() -> None:
     tokens = row({"prompt": TALK["prompt"], "solution": 4}, "grpo")
     assert TOKENIZER.decode(tokens.input_ids) == "<|user|>q<|end|><|assistant|>"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from trainer.config import TrainConfig
-from trainer.data import open_data
+from trainer.data import Data, open_data
 from trainer.records import IGNORE, Records
 
 GOOD = {"input_ids": [1, 2, 3, 4], "labels": [IGNORE, IGNORE, 3, 4]}
@@ -229,12 +229,88 @@ def test_the_demo_learns_what_the_assistant_says(tmp_path: Path) -> None:
     assert learned == "".join(m["content"] + "<|end|>" for m in first if m["role"] == "assistant")
 
 
+MASKED = {"input_ids": [1, 2, 3], "labels": [-100, -100, -100]}
+FIRST = {"input_ids": [1, 2, 3], "labels": [1, -100, -100]}
+"""Its one label has no token before it that could predict it."""
+WHOLE = {"input_ids": [1, 2, 3]}
+
+
+def _file(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def _opened(path: Path, **options: Any) -> tuple[Data, list[str]]:
+    told: list[str] = []
+    config = TrainConfig(model_name_or_path="m", data_path=str(path), output_dir=str(path.parent), **options)
+    return open_data(config, None, vocabulary=9, world=1, report=told.append), told
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_samples_without_a_token_to_learn_are_told_once_with_their_number(
+    tmp_path: Path, streaming: bool
+) -> None:
+    path = _file(tmp_path / "a.jsonl", [WHOLE, MASKED, FIRST, {"input_ids": [4]}, WHOLE])
+    data, told = _opened(path, batch_size=5, streaming=streaming)
+    (line,) = told
+    assert line.startswith(f"{path}: 3 of 5 samples have no token to learn, the first in line 2: ")
+    assert (len(data.steps), data.steps[0].loss_tokens) == (1, 4)
+    assert _opened(_file(path, [WHOLE] * 5))[1] == []
+
+
+def test_batches_without_a_token_to_learn_are_told_with_their_number(tmp_path: Path) -> None:
+    path = _file(tmp_path / "a.jsonl", [MASKED] * 3 + [WHOLE] * 2)
+    data, told = _opened(path, batch_size=1, max_epochs=2)
+    assert len(data.steps) == 4
+    assert told[1:] == [f"{path}: 6 of 10 batches have no token to learn and are left out"]
+    data, told = _opened(path, batch_size=1, max_steps=4)
+    assert len(data.steps) == 4 and int(told[1].split()[1]) <= 6, "none after the last step"
+    assert len(_opened(path, batch_size=5)[1]) == 1
+
+
+@pytest.mark.parametrize(
+    ("rows", "options"),
+    [
+        ([MASKED] * 2, {}),
+        ([FIRST, {"input_ids": [4]}], {}),
+        ([{"input_ids": [1, 2, 3, 4] * 4, "labels": [-100] * 12 + [1, 2, 3, 4]}], {"over_long": "truncate"}),
+    ],
+)
+def test_data_that_train_nothing_are_refused(
+    tmp_path: Path, rows: list[dict[str, Any]], options: dict[str, Any]
+) -> None:
+    path = _file(tmp_path / "a.jsonl", rows)
+    with pytest.raises(ValueError, match=rf"a\.jsonl: none of its {len(rows)} samples has a token to learn"):
+        _opened(path, max_tokens_per_gpu=8, **options)
+
+
+def test_what_each_kind_of_row_leaves_to_learn(tmp_path: Path) -> None:
+    from trainer import demo
+
+    user, assistant = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
+    nothing: dict[str, list[dict[str, Any]]] = {
+        "messages": [{"messages": [user]}, {"messages": [user, assistant]}],
+        "text": [{"text": ""}, {"text": "ab"}],
+        "prompt": [{"prompt": "", "completion": ""}, {"prompt": "a", "completion": ""}],
+    }
+    for kind, rows in nothing.items():
+        told: list[str] = []
+        path = _file(tmp_path / f"{kind}.jsonl", rows)
+        _read(path, demo.tokenizer(), vocabulary=272, report=told.append)
+        assert [line.partition(": ")[2][:47] for line in told] == [
+            "1 of 2 samples have no token to learn, the firs"
+        ], kind
+    # A prompt is learned from by what is answered.
+    path = _file(tmp_path / "prompts.jsonl", [{"prompt": "a"}])
+    (sample,) = _read(path, demo.tokenizer(), vocabulary=272, objective="grpo").samples
+    assert (sample.length, sample.loss_tokens) == (1, 1)
+
+
 def test_a_validation_set_with_every_label_masked_is_refused(tmp_path: Path) -> None:
-    files = {name: tmp_path / f"{name}.jsonl" for name in ("train", "held")}
-    files["train"].write_text('{"input_ids": [1, 2, 3], "labels": [1, 2, 3]}\n')
-    files["held"].write_text('{"input_ids": [1, 2, 3], "labels": [-100, -100, -100]}\n')
-    config = TrainConfig(
-        model_name_or_path="m", data_path=str(files["train"]), validation_path=str(files["held"])
-    )
-    with pytest.raises(ValueError, match="no sample of the validation set has a token to predict"):
-        open_data(config, None, vocabulary=9, world=1)
+    train, held = _file(tmp_path / "train.jsonl", [WHOLE]), _file(tmp_path / "held.jsonl", [MASKED])
+    with pytest.raises(ValueError, match=r"held\.jsonl: none of its 1 samples has a token to learn"):
+        _opened(train, validation_path=str(held))
+    # Or the part that is split off: of two samples one is.
+    path = _file(tmp_path / "both.jsonl", [WHOLE, MASKED])
+    with pytest.raises(ValueError, match=r"no sample of the (training|validation) set has a token to predict"):
+        _opened(path, validation_split=0.5)

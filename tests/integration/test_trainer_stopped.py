@@ -88,7 +88,7 @@ def test_before_the_first_step_there_is_a_mark_and_nothing_else_is_lost(
     ("where", "call", "last"),
     [
         ("trainer.loop._Trainer.validate", 1, 2),
-        ("trainer.loop._Trainer.save", 1, 3),
+        ("trainer.loop._Trainer.save", 1, 2),
         ("trainer.checkpoints.saver.Saver.wait", 2, 3),
     ],
 )

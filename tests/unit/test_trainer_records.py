@@ -312,5 +312,7 @@ def test_a_validation_set_with_every_label_masked_is_refused(tmp_path: Path) -> 
         _opened(train, validation_path=str(held))
     # Or the part that is split off: of two samples one is.
     path = _file(tmp_path / "both.jsonl", [WHOLE, MASKED])
-    with pytest.raises(ValueError, match=r"no sample of the (training|validation) set has a token to predict"):
+    with pytest.raises(
+        ValueError, match=r"no sample of the (training|validation) set has a token to predict"
+    ):
         _opened(path, validation_split=0.5)

@@ -17,8 +17,9 @@ FORMS = "full, replay, osft SHARE, osft progressive, lora RANK, olora RANK"
 """``osft`` takes ``beside=all|blocks|none``, all take ``lr=RATE``."""
 
 METHODS = (
-    "full", "full lr=2.5e-4", "osft 0.25", "osft 0.25 beside=blocks", "osft 0.25 beside=none", "osft progressive",
-    "osft progressive beside=none", "lora 8 lr=4e-3", "olora 8 lr=4e-3", "replay",
+    "full", "full lr=2.5e-4", "osft 0.25", "osft 0.25 lr=4e-3", "osft 0.25 beside=blocks lr=4e-3",
+    "osft 0.25 beside=none lr=4e-3", "osft 0.25 beside=none lr=1e-2", "osft 0.05 beside=none lr=1e-2",
+    "osft progressive lr=4e-3", "osft progressive beside=none lr=4e-3", "lora 8 lr=4e-3", "olora 8 lr=4e-3", "replay",
 )  # fmt: skip
 """What is compared unless methods are named."""
 

@@ -134,6 +134,9 @@ class TrainConfig:
         "dapo", "mean over all tokens, over answers, or by the longest answer allowed", GRPO_LOSSES
     )
     grpo_clip: float = _option(0.2, "the ratio to the sampling policy is clipped to 1 - clip, 1 + clip")
+    grpo_iterations: int = _option(
+        1, "updates on the answers of one rollout; each is an optimizer step of max-steps"
+    )
     grpo_beta: float = _option(
         0.0, "weight of the divergence from the policy before the first step; 0: none is kept"
     )
@@ -411,8 +414,9 @@ class TrainConfig:
             raise ValueError(
                 f"grpo-generations must be at least 2, not {self.grpo_generations}: answers are compared with each other"
             )
-        if self.grpo_completion_tokens < 1:
-            raise ValueError(f"grpo-completion-tokens must be at least 1, not {self.grpo_completion_tokens}")
+        for name in ("grpo_completion_tokens", "grpo_iterations"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{_flag(name)} must be at least 1, not {getattr(self, name)}")
         if not 0 < self.grpo_temperature < math.inf:
             raise ValueError(f"grpo-temperature must be above 0, not {self.grpo_temperature}")
         if self.prompt_capacity < 1:
@@ -500,6 +504,11 @@ class TrainConfig:
     def prompt_capacity(self) -> int:
         """Most tokens of a sample of the data: an answer that is written to it needs room in the row."""
         return self.row_capacity - (self.grpo_completion_tokens if self.objective == "grpo" else 0)
+
+    @property
+    def updates(self) -> int:
+        """Optimizer steps on the same samples."""
+        return self.grpo_iterations if self.objective == "grpo" else 1
 
     @property
     def epochs(self) -> int | None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from cftdiag.recipe.packing import Shape, Step, epoch_order, epoch_steps, steps
+from cftdiag.recipe.packing import Sample, Shape, Step, epoch_order, epoch_steps, steps
 from trainer.chat import set_template
 from trainer.config import TrainConfig
 from trainer.demo import data_of
@@ -92,11 +92,12 @@ def open_data(
             )
     shape = shape_of(config, world)
     empty: list[int] = []
+    updates = config.updates
     planned = list(
         steps(
             train.samples, shape, batch_size=config.batch_size, seed=config.seed,
-            epochs=config.epochs, max_steps=config.max_steps, max_tokens=config.max_tokens,
-            left_out=lambda: empty.append(1),
+            epochs=config.epochs, max_steps=None if config.max_steps is None else -(-config.max_steps // updates),
+            max_tokens=config.max_tokens, left_out=lambda: empty.append(1),
         )
     )  # fmt: skip
     if count := len(empty):
@@ -104,7 +105,7 @@ def open_data(
     return Data(
         train=train,
         validation=validation,
-        steps=planned,
+        steps=[dataclasses.replace(step, update=i) for step in planned for i in range(updates)][: config.max_steps],
         validation_steps=[]
         if validation is None
         else list(epoch_steps(validation.samples, shape, batch_size=config.batch_size, seed=config.seed, epoch=0, shuffle=False)),

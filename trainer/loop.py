@@ -240,6 +240,7 @@ def _run(
             rng.seed(config.seed, ranks.data_rank)  # dropout is alike on ranks that have the same rows
             if ranks.rank < len(own):
                 rng.restore(own[ranks.rank].rng, ranks.device)
+                program.objective.restore(own[ranks.rank].objective)
             with (
                 Positions(out / "run" / "positions", rank=ranks.rank, world=ranks.world) as positions,
                 positions.named(),
@@ -527,7 +528,11 @@ class _Trainer:
             data=self.data.train.digest, kinds=kinds, best=self.best, config=self.config.to_dict(),
             validation=resume.validation_digest(self.data),
         )  # fmt: skip
-        own = RankState(rng=rng.capture(self.ranks.device), compiled=self.compiles.history)
+        own = RankState(
+            rng=rng.capture(self.ranks.device),
+            compiled=self.compiles.history,
+            objective=self.program.objective.state(),
+        )
         self.saver.save(tensors, own, state)
 
     def finish(self) -> RunResult:

@@ -40,6 +40,7 @@ _FIXED = (
     "grpo_completion_tokens",
     "grpo_temperature",
     "grpo_loss",
+    "grpo_iterations",
     "grpo_beta",
     "method",
     "lora_rank",

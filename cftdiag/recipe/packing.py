@@ -52,6 +52,8 @@ class Step:
     """Tokens of the samples, padding not counted."""
     loss_tokens: int
     """Of the global batch: the divisor of the summed loss on every rank."""
+    update: int = 0
+    """The how-manieth update on the same samples this is, from 0."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

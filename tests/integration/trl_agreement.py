@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import sys
 import tempfile
@@ -23,11 +24,11 @@ from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer
 
 from cftdiag.recipe import TrainRecipe
 from cftdiag.recipe.loss import install_loss
-from cftdiag.recipe.packing import Row, Sample
+from cftdiag.recipe.packing import Row, Sample, Step
 from trainer import demo
 from trainer.config import TrainConfig
 from trainer.objectives import Objective, objective_of
-from trainer.objectives.grpo import Answer, Rollout, advantages_of
+from trainer.objectives.grpo import GRPO, Answer, Rollout, advantages_of
 from trainer.rows import Reader, Tokens
 
 warnings.simplefilter("ignore")
@@ -144,30 +145,28 @@ def orpo() -> list[float]:
     return compared(total / 3, own, (-chosen - ratios).mean(), other)
 
 
-def grpo(kind: str, beta: float, folder: str) -> list[float]:
-    """Two prompts with two answers each; policies that sampled and that began are other ones than the trained one."""
-    limit = 12
+LIMIT = 12
+PROMPTS = [[5, 6, 7, 8], [9, 10]]
+#: Two answers to each of two prompts.
+WRITTEN = [[20, 21, 22, 3], [30, 31, 3], [40, 41, 42, 43, 44, 3], [50, 3]]
+REWARDS = [1.0, 0.25, 0.0, 0.5]
+
+
+def of_trl(folder: str, **values: Any) -> tuple[Any, dict[str, Tensor]]:
+    """TRL's trainer of a model with weights, and what it makes of the answers."""
     model(0).save_pretrained(f"{folder}/model")  # TRL reads its reference from where the model is from
-    plain = AutoModelForCausalLM.from_pretrained(f"{folder}/model")
     arguments = GRPOConfig(
-        output_dir=folder, per_device_train_batch_size=4, num_generations=2, report_to=[], use_cpu=True, bf16=False, loss_type=kind, beta=beta,
-        epsilon=0.2, temperature=0.7, activation_checkpointing=False, max_completion_length=limit, steps_per_generation=1,
+        output_dir=folder, per_device_train_batch_size=4, num_generations=2, report_to=[], use_cpu=True, bf16=False,
+        epsilon=0.2, temperature=0.7, activation_checkpointing=False, max_completion_length=LIMIT, steps_per_generation=1, **values,
     )  # fmt: skip
     trl = GRPOTrainer(
-        model=plain,
+        model=AutoModelForCausalLM.from_pretrained(f"{folder}/model"),
         reward_funcs=lambda completions, **_: [0.0] * len(completions),
         args=arguments,
         train_dataset=Dataset.from_list([{"prompt": "a"}, {"prompt": "b"}]),
         processing_class=TOKENIZER,
     )
     trl.current_gradient_accumulation_steps = 1
-    prompts = [[5, 6, 7, 8], [9, 10]]
-    written = [[20, 21, 22, 3], [30, 31, 3], [40, 41, 42, 43, 44, 3], [50, 3]]
-    advantages = advantages_of([1.0, 0.25, 0.0, 0.5], 2)
-    generator = torch.Generator().manual_seed(2)
-    width = max(map(len, written))
-    old = -5.5 + torch.randn(4, width, generator=generator) * 0.3
-    reference = -5.5 + torch.randn(4, width, generator=generator) * 0.3
 
     def padded(rows: list[list[int]], size: int, *, left: bool) -> tuple[Tensor, Tensor]:
         spare = [size - len(r) for r in rows]
@@ -178,44 +177,99 @@ def grpo(kind: str, beta: float, folder: str) -> list[float]:
         ]
         return torch.tensor(ids), torch.tensor(mask)
 
-    prompt_ids, prompt_mask = padded([prompts[i // 2] for i in range(4)], 4, left=True)
-    completion_ids, completion_mask = padded(written, width, left=False)
-    theirs = trl._compute_loss(
-        trl.model,
-        {
-            "prompt_ids": prompt_ids, "prompt_mask": prompt_mask, "completion_ids": completion_ids, "completion_mask": completion_mask,
-            "advantages": torch.tensor(advantages), "old_per_token_logps": old, "ref_per_token_logps": reference,
-            "num_items_in_batch": completion_mask.sum(),
-        },
-    )  # fmt: skip
+    prompt_ids, prompt_mask = padded([PROMPTS[i // 2] for i in range(4)], 4, left=True)
+    completion_ids, completion_mask = padded(WRITTEN, max(map(len, WRITTEN)), left=False)
+    return trl, {
+        "prompt_ids": prompt_ids, "prompt_mask": prompt_mask, "completion_ids": completion_ids, "completion_mask": completion_mask,
+        "advantages": torch.tensor(advantages_of(REWARDS, 2)), "num_items_in_batch": completion_mask.sum(),
+    }  # fmt: skip
+
+
+def grpo(kind: str, beta: float, folder: str) -> list[float]:
+    """Policies that sampled and that began are other ones than the trained one."""
+    trl, inputs = of_trl(folder, loss_type=kind, beta=beta)
+    plain = trl.model
+    generator = torch.Generator().manual_seed(2)
+    width = inputs["completion_ids"].shape[1]
+    old = -5.5 + torch.randn(4, width, generator=generator) * 0.3
+    reference = -5.5 + torch.randn(4, width, generator=generator) * 0.3
+    theirs = trl._compute_loss(plain, {**inputs, "old_per_token_logps": old, "ref_per_token_logps": reference})
 
     config = TrainConfig(
         objective="grpo",
         grpo_loss=kind,
         grpo_beta=beta,
         grpo_temperature=0.7,
-        grpo_completion_tokens=limit,
+        grpo_completion_tokens=LIMIT,
         batch_size=2,
     )
     objective = objective_of(config)
+    advantages = advantages_of(REWARDS, 2)
     rollout = Rollout(
         [
-            Answer(ids=array("q", prompts[i // 2] + new), count=len(new), advantage=advantages[i], line=1)
-            for i, new in enumerate(written)
+            Answer(ids=array("q", PROMPTS[i // 2] + new), count=len(new), advantage=advantages[i], line=1)
+            for i, new in enumerate(WRITTEN)
         ]
     )
     batch = objective.collate(Row(samples=(0, 1, 2, 3), length=40), rollout, pad_id=0, varlen=False)
     place = 0
-    for i, new in enumerate(written):
-        first = place + len(prompts[i // 2]) - 1
+    for i, new in enumerate(WRITTEN):
+        first = place + len(PROMPTS[i // 2]) - 1
         batch["old"][0, first : first + len(new)] = old[i, : len(new)]
         batch["reference"][0, first : first + len(new)] = reference[i, : len(new)]
-        place += len(prompts[i // 2]) + len(new)
+        place += len(PROMPTS[i // 2]) + len(new)
     own = with_loss(plain, objective)
     total, (kl, clipped) = own(**batch)
     assert clipped > 0 and (kl > 0) == (beta > 0)
-    divisor = sum(map(len, written)) if kind == "dapo" else len(written)
+    divisor = sum(map(len, WRITTEN)) if kind == "dapo" else len(WRITTEN)
     return compared(total / divisor, own, theirs, plain)
+
+
+def iterations(folder: str) -> list[float]:
+    """The second update on the answers of a rollout: the policy that sampled is the one before the first."""
+    trl, inputs = of_trl(folder, loss_type="grpo", beta=0.04, num_iterations=2)
+    theirs = trl.model
+    config = TrainConfig(
+        objective="grpo", reward="trainer.demo:reward", grpo_generations=2, grpo_iterations=2, grpo_completion_tokens=LIMIT,
+        grpo_temperature=0.7, grpo_loss="grpo", grpo_beta=0.04, batch_size=2, max_tokens_per_gpu=64,
+    )  # fmt: skip
+    objective = objective_of(config)
+    assert isinstance(objective, GRPO)
+    own = with_loss(theirs, objective)
+    source = types.SimpleNamespace(tokenizer=TOKENIZER)
+    objective.begin(types.SimpleNamespace(model=own, device=torch.device("cpu"), source=source))
+    # What is written and what it is worth are given; all else of a rollout is the product's.
+    replaced: Any = objective
+    replaced._generate, replaced._rewards = lambda *_: WRITTEN, lambda *_: REWARDS
+    samples: Any = Samples([Tokens(input_ids=array("q", p), labels=array("q", p)) for p in PROMPTS])
+    samples.record = lambda _index: {"prompt": ""}
+    step = Step(epoch=0, rows=((Row(samples=(0, 1), length=8),),), samples=2, tokens=6, loss_tokens=4)
+    made = objective.batches(
+        [step, dataclasses.replace(step, update=1)], samples, rank=0, pad_id=0, varlen=False
+    )
+
+    def loss() -> Tensor:
+        """Of the next update."""
+        packed, batches = next(made)
+        return sum((own(**batch)[0] for batch in batches), torch.zeros(())) / objective.divisor(packed)
+
+    width = inputs["completion_ids"].shape[1]
+    ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1)
+    mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], 1)
+    with torch.no_grad():  # as TRL does where it samples
+        old, *_ = trl._get_per_token_logps_and_entropies(theirs, ids, mask, width)
+    inputs |= {"old_per_token_logps": old, "ref_per_token_logps": old}
+    for policy, first in ((own, loss()), (theirs, trl._compute_loss(theirs, dict(inputs)))):
+        first.backward()
+        with torch.no_grad():
+            for parameter in policy.parameters():
+                if parameter.grad is not None:
+                    parameter -= 0.5 * parameter.grad
+                    parameter.grad = None
+    found = compared(loss(), own, trl._compute_loss(theirs, dict(inputs)), theirs)
+    ratio = trl._metrics["train"]["clip_ratio/region_mean"]
+    assert ratio[0] == 0 and ratio[1] > 0, "the second update goes beyond the clip"
+    return found
 
 
 def main(folder: str) -> None:
@@ -226,6 +280,7 @@ def main(folder: str) -> None:
         "dapo": lambda: grpo("dapo", 0.0, folder),
         "grpo": lambda: grpo("grpo", 0.04, folder),
         "dr_grpo": lambda: grpo("dr_grpo", 0.0, folder),
+        "iterations": lambda: iterations(folder),
     }
     print(json.dumps({name: make() for name, make in found.items()}))
 

@@ -693,7 +693,7 @@ def test_another_shape_of_a_parameter_is_no_length_of_the_batch() -> None:
     event = missed(text, source="L['s']._modules['proj']._parameters['A']", arguments={"x": tensor(2, 8, 8)})
     context = Context(blocks=BLOCKS, lengths=[4, 8], batch_sizes=[2, 2], compile_kwargs={"dynamic": True})
     found = the(diagnose([compiled(x=tensor(2, 4, 8)), event], context))
-    assert found.cause == "size_specialized"
+    assert found.cause == "parameter_shape" and "largest one" in found.remedies[1].summary
     assert "parameter `s.proj.A` was 4 when the code was compiled and is 8 now" in found.explanation
 
 

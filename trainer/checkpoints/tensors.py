@@ -30,6 +30,8 @@ class RankState:
     after it; before the first step (0) in the i-th that the objective runs ahead. Then the lengths of
     the rows, where the objective made them.
     """
+    objective: dict[str, Any] | None = None
+    """What the objective must have to go on (:meth:`trainer.objectives.Objective.state`)."""
 
 
 def collect(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

@@ -7,8 +7,10 @@ as graphs they would be entries beside those of training for the very same block
 of prompts and answers. The *update* is a step like any other: prompts with their answers in packed rows, which are
 compiled as the rows of every objective are, one graph a region whatever the lengths.
 
-One update follows a rollout, so that the policy that is trained is the one that sampled; the ratio of the two is then
-1, and what holds the step back is the gradient's clipping and, with ``--grpo-beta``, the reference.
+``--grpo-iterations`` updates follow a rollout. The first trains the policy that sampled: the ratio of the two is 1, and
+what holds the step back is the gradient's clipping and, with ``--grpo-beta``, the reference. The later ones train
+another than the one that sampled, and ``--grpo-clip`` holds them to it. What they need of it, the answers and their
+log-probabilities, is in every checkpoint that is written between two of them.
 """
 
 from __future__ import annotations
@@ -61,6 +63,7 @@ class GRPO(Objective):
         self._program: Any = None
         self._start: list[Tensor] | None = None
         self._rollout: Rollout | None = None
+        """Of the last step of training."""
         self._figures: list[dict[str, float]] = []
 
     def divisor(self, step: Step) -> int:
@@ -176,6 +179,28 @@ class GRPO(Objective):
         if self.needs_the_start:
             self._start = [_local(p).clone() for p in _trained(program.model)]
 
+    def state(self) -> dict[str, Any] | None:
+        """The rollout, where more than one update follows it."""
+        rollout = self._rollout
+        if rollout is None or self.config.grpo_iterations == 1:
+            return None
+        return {
+            "answers": [{**dataclasses.asdict(a), "ids": a.ids.tolist()} for a in rollout.answers],
+            "figures": rollout.figures,
+            "old": [values.tolist() for values in rollout.old],
+            "reference": [values.tolist() for values in rollout.reference],
+        }
+
+    def restore(self, state: dict[str, Any] | None) -> None:
+        if state is None:
+            return
+        self._rollout = Rollout(
+            [Answer(**{**answer, "ids": array("q", answer["ids"])}) for answer in state["answers"]],
+            state["figures"],
+        )
+        self._rollout.old = [torch.tensor(values) for values in state["old"]]
+        self._rollout.reference = [torch.tensor(values) for values in state["reference"]]
+
     def batches(
         self,
         steps: Sequence[Step],
@@ -187,19 +212,42 @@ class GRPO(Objective):
         workers: int = 0,
         pin: bool = False,
     ) -> Iterator[tuple[Step, list[Batch]]]:
-        """Sample, reward and pack when the loop asks for the step: by the weights of that moment."""
+        """Sample, reward and pack when the loop asks for the step: by the weights of that moment. A further update on
+        the same answers gets their log-probabilities of that time.
+        """
         for step in steps:
-            rollout = self._sample(step, samples, pad_id)
+            training = self._program.model.training  # and no validation, which nothing follows
+            if step.update:
+                assert self._rollout is not None, "a rollout comes before its second update"
+                rollout = self._rollout
+            else:
+                rollout = self._sample(step, samples, pad_id)
             packed = self._packed(rollout, step)
             batches = [self.collate(row, rollout, pad_id=pad_id, varlen=varlen) for (row,) in packed.rows]
+            if step.update:
+                for batch, old in zip(batches, rollout.old, strict=True):
+                    batch["old"] = old
+            else:
+                # The first update trains the policy that sampled: their ratio is 1, whatever computes it.
+                if training and self.config.grpo_iterations > 1:
+                    rollout.old = self._log_probs(batches)
+                if self._start is not None:
+                    with self._as_at_the_start():
+                        rollout.reference = self._log_probs(batches)
             if self._start is not None:
-                with torch.no_grad(), self._as_at_the_start(), _evaluating(self._program.model):
-                    for batch in batches:
-                        device = self._program.device
-                        batch["reference"] = self._program.model(**to_device(batch, device))[2].float().cpu()
-            self._rollout = rollout
+                for batch, reference in zip(batches, rollout.reference, strict=True):
+                    batch["reference"] = reference
+            if training:
+                self._rollout = rollout
             self._figures.append(rollout.figures)
             yield packed, batches
+
+    @torch.no_grad()
+    def _log_probs(self, batches: Sequence[Batch]) -> list[Tensor]:
+        """Of the tokens of each row by the policy with the weights that it has, eager and without dropout, 1 x S."""
+        program = self._program
+        with _evaluating(program.model):
+            return [program.model(**to_device(batch, program.device))[2].float().cpu() for batch in batches]
 
     def batches_of(self, lengths: Sequence[int], *, pad_id: int, varlen: bool) -> list[Batch]:
         made = []
@@ -352,6 +400,10 @@ class Rollout:
     def __init__(self, answers: Sequence[Answer], figures: Mapping[str, float] | None = None) -> None:
         self.answers = answers
         self.figures = dict(figures or {})
+        self.old: list[Tensor] = []
+        """Log-probabilities of the policy that sampled, 1 x S for each row; for updates after the first."""
+        self.reference: list[Tensor] = []
+        """The same of the policy before the first step, where it holds."""
         self.samples: list[Sample] = [self[i].sample(answer.line) for i, answer in enumerate(answers)]
 
     def __getitem__(self, index: int) -> Tokens:

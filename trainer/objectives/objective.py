@@ -113,6 +113,13 @@ class Objective:
     def share_ahead(self, device: torch.device) -> None:
         """After the last of them. Collective."""
 
+    def state(self) -> dict[str, Any] | None:
+        """What of this moment the next step needs, beside weights and data; JSON-ready. Every checkpoint has it."""
+        return None
+
+    def restore(self, state: dict[str, Any] | None) -> None:
+        """Take what :meth:`state` gave."""
+
     def write(self, directory: Path) -> None:
         """Put what was taken into ``directory``, of which every checkpoint gets a copy."""
 

@@ -181,6 +181,23 @@ CAUSES = (
         ),
     ),
     cause(
+        "parameter_shape",
+        says="Dimension {dim} of the parameter `{argument}` was {expected} when the code was compiled and is {actual} now. Sizes "
+        "of parameters are constants of a graph, whatever `dynamic` says: each shape is one graph more.",
+        kinds=RECOMPILES,
+        remedies=(
+            Remedy(summary="Give {argument} its shape before the first compiled call, and leave it."),
+            Remedy(
+                summary="Where ranks of an adapter come in turn: build it with the largest one and fill the rest with zeros, which "
+                "add nothing; what divides by the rank is then a tensor.",
+            ),
+            Remedy(
+                summary="Each shape is a variant: run one step of each before the timed steps, and keep their number below "
+                "recompile_limit (now {limit}).",
+            ),
+        ),
+    ),
+    cause(
         "stride",
         says="`{argument}` has another memory layout than when the code was compiled ({layout}).",
         kinds=RECOMPILES,
@@ -211,7 +228,7 @@ def classify(miss: Miss) -> str | None:
     if not miss.in_time() and (miss.on_module() or (guard.kind == "size" and miss.modules_differ())):
         return "per_layer_attr"
     if guard.kind == "size":
-        return "size_specialized" if _of_parameter(miss) else _fixed(miss)
+        return "parameter_shape" if _of_parameter(miss) else _fixed(miss)
     if guard.form == "equal":
         return "duck_shape"
     actual = actual_size(miss)
@@ -338,12 +355,6 @@ def _same_size(miss: Miss, source: str) -> bool:
 def fixed(miss: Miss) -> str | None:
     """The sentence of ``size_specialized``."""
     guard, name = miss.guard, guards.pretty(miss.guard.source)
-    if _of_parameter(miss):
-        return (
-            f"Dimension {guard.index} of the parameter `{name}` was {guard.expected} when the code was compiled and is "
-            f"{actual_size(miss)} now (an adapter of another rank, say). Sizes of parameters are constants of a graph, "
-            "whatever `dynamic` says: each shape is one graph more."
-        )
     if guard.form == "exclusion":
         return (
             f"The code compares dimension {guard.index} of `{name}` with {guard.expected}, so the graph for all other "

@@ -10,7 +10,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv check test test-all lint format bench bench-peers catalogue truth compat zoo faults gpu notebooks docs doctor clean
+.PHONY: help venv check test test-all lint format bench bench-peers bench-recipes catalogue truth compat zoo faults gpu notebooks docs doctor clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -51,6 +51,9 @@ bench: $(STAMP)  ## the check against torch._dynamo.explain, what the monitor co
 
 bench-peers: $(STAMP)  ## other trainers and ours on the same model, rows and order, in turn; PEERS_ARGS="--docs docs/benchmarks/DATE-peers.md"
 	$(BIN)/python -m tests.bench.peers $(PEERS_ARGS)
+
+bench-recipes: $(STAMP)  ## each recipe of the trainer eager and under every compile scope; RECIPES_ARGS="--docs docs/benchmarks/DATE-recipes.md"
+	$(BIN)/python -m tests.bench.recipes $(RECIPES_ARGS)
 
 catalogue: $(STAMP)  ## check every model of the catalogue under three attentions; writes docs/viability.md, goes on where it stopped
 	$(BIN)/python -m cftdiag.check.viability $(CATALOGUE_ARGS)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trainer.config import TrainConfig, read_yaml
+from trainer.config import TrainConfig, over, read_yaml
 
 #: Options of a run that have no place in a comparison of steps, and what they become; None: left out.
 _SET_ASIDE: Mapping[str, Any] = {
@@ -45,7 +45,7 @@ def write_arm(path: str, changes: Mapping[str, Any], folder: Path, *, steps: int
     # the gate ends the run: nothing of a last step is measured
     values |= {"max_steps": steps + 1, "output_dir": str(folder / "out")}
     if "method" in changes:
-        values |= {"osft": changes["method"] == "osft", "lora": changes["method"] == "lora"}
+        values = over(values, {"method": changes["method"]})
     for key, name in (
         ("scope", "compile_scope"),
         ("dynamic", "dynamic"),

@@ -18,7 +18,7 @@ from click.shell_completion import CompletionItem
 
 from cftdiag.cli.invoke import Interrupted, invoke, tell
 from cftdiag.cli.options import debug_option
-from trainer.config import EXIT_INTERRUPTED, TrainConfig, over, read_yaml
+from trainer.config import EXIT_INTERRUPTED, NOT_THERE, TrainConfig, over, read_yaml
 from trainer.signals import EXIT_STOPPED, SIGNALS, StopSignals
 
 #: The installed script, beside ``python -m trainer`` and ``torchrun -m trainer``.
@@ -83,6 +83,8 @@ def command(signals: StopSignals | None = None) -> click.Command:
         params=[
             click.Option(["--config"], type=click.Path(), metavar="FILE", help="YAML with the names of these flags"),
             *(_option(field) for field in dataclasses.fields(TrainConfig)),
+            # known, so that the configuration says why they are not there
+            *(click.Option(["--" + name.replace("_", "-")], hidden=True) for name in NOT_THERE),
         ],
         help="Fine-tune a causal language model; run by torchrun, on one rank without it.",
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},

@@ -21,6 +21,14 @@ METHOD_OPTIONS: dict[str, tuple[str, ...]] = {
     "full": (), "osft": ("osft",), "lora": ("lora",), "qlora": ("lora", "qlora"), "qat": ("qat",),
 }  # fmt: skip
 """What the names of the options begin with that a method reads."""
+NOT_THERE = {
+    "context_parallel": "rows are not split over ranks: torch's attention over parts of a row takes no mask, and packed rows need "
+    "one; give a lower --max-tokens-per-gpu, --ac full or more ranks",
+    "expert_parallel": "experts are not spread over ranks; FSDP2 shards their weights as all others, leave it out",
+    "pipeline_parallel": "layers are not spread over ranks; FSDP2 shards all of them, leave it out",
+    "sequence_parallel": "between the split layers of --tensor-parallel each rank has the whole row; leave it out",
+}
+"""Options of other trainers that this one has not, and what is said of them."""
 DPO_LOSSES = ("sigmoid", "ipo", "orpo")
 GRPO_LOSSES = ("dapo", "grpo", "dr_grpo")
 TRACKERS = ("tensorboard", "wandb", "mlflow")
@@ -328,9 +336,9 @@ class TrainConfig:
             raise ValueError(
                 f"tensor-parallel splits blocks that are compiled one by one; compile-scope {self.scope} has one region over all"
             )
-        if self.tensor_parallel > 1 and self.objective not in ("sft", "pretrain"):
+        if self.tensor_parallel > 1 and self.objective == "grpo":
             raise ValueError(
-                f"tensor-parallel goes with objective sft or pretrain, not {self.objective}; leave out one of the two"
+                "tensor-parallel splits blocks over ranks, and objective grpo trains in one process; leave out one of the two"
             )
         if self.tensor_parallel > 1 and self.compile_plan is not None:
             raise ValueError("a compile plan knows nothing of tensor-parallel; leave out one of the two")
@@ -533,6 +541,8 @@ class TrainConfig:
         for key, value in values.items():
             name = str(key).replace("-", "_")
             if name not in fields:
+                if name in NOT_THERE:
+                    raise ValueError(f"{_flag(name)}: {NOT_THERE[name]}")
                 near = difflib.get_close_matches(name, fields, n=1)
                 guess = f"did you mean {_flag(near[0])}? They" if near else "the options"
                 raise ValueError(f"unknown option {key!r}; {guess} are listed by `python -m trainer --help`")

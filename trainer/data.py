@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cftdiag.recipe.packing import Sample, Shape, Step, epoch_order, epoch_steps, steps
+from cftdiag.recipe.packing import Shape, Step, epoch_order, epoch_steps, steps
 from trainer.chat import set_template
 from trainer.config import TrainConfig
 from trainer.demo import data_of

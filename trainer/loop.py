@@ -307,7 +307,7 @@ class _Trainer:
                     objective.note_ahead(samples, rows, batches, self.stepper.values(batches))
                 self.compiles.note(0, number)
         self.program.model.train()
-        objective.share_ahead(self.ranks.device)
+        objective.share_ahead(self.ranks.device, same_rows=self.ranks.tensor)
         compiled = self.recording.step()["compile_seconds"]
         self.metrics.say(
             f"objective {self.config.objective}: log-probabilities of the reference in {time.perf_counter() - started:.1f} s"

@@ -147,7 +147,7 @@ def page(data: Mapping[str, Any], left_out: Mapping[str, str], words: Sequence[s
                 "",
                 f"    {' '.join(words)}",
                 "",
-                f"{versions}; Python {platform.python_version()}; {_processor()}, {os.cpu_count()} cores, one thread a trainer.",
+                f"{versions}; Python {platform.python_version()}; {processor()}, {os.cpu_count()} cores, one thread a trainer.",
                 f"Qwen3 of {SHAPE['num_hidden_layers']} layers, {SHAPE['hidden_size']} wide, vocabulary {SHAPE['vocab_size']:,}, float32, SDPA, "
                 f"AdamW; one row of {min(LENGTHS)} to {max(LENGTHS)} tokens a step, the same rows in the same order;",
                 f"{data['steps']} steps, {data['warmup']} of them warm-up, trainers in turn after each step.",
@@ -168,7 +168,8 @@ def page(data: Mapping[str, Any], left_out: Mapping[str, str], words: Sequence[s
     )
 
 
-def _processor() -> str:
+def processor() -> str:
+    """The name of this machine's processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

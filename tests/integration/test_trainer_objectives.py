@@ -26,6 +26,7 @@ EXACT = (
     "reward",
     "val_reward",
     "answer_tokens",
+    "clipped",
     "kl",
     "step",
     "loss",
@@ -129,7 +130,8 @@ def test_what_is_preferred_becomes_likelier(
     ("objective", "values"),
     [
         ("dpo", {"compile_scope": "block+loss"}),
-        ("grpo", {"compile_scope": "block+loss", "lora": True, "grpo_beta": 0.1}),
+        # continued between the first and the second of three updates on the same answers
+        ("grpo", {"compile_scope": "block+loss", "lora": True, "grpo_beta": 0.1, "grpo_iterations": 3}),
         pytest.param("grpo", {"grpo_beta": 0.1}, marks=pytest.mark.everything("LoRA's adapters stay")),
     ],
 )
@@ -160,6 +162,16 @@ def test_an_objective_goes_on_bit_for_bit(
     if objective == "grpo":
         # As the policy leaves where it began; what dropout alone makes of it is small.
         assert 0 < 10 * whole[0]["kl"] < whole[4]["kl"]
+    if "grpo_iterations" in values:
+        assert [whole[i]["reward"] == whole[i - 1]["reward"] for i in (1, 2, 3, 4)] == [
+            True,
+            True,
+            False,
+            True,
+        ]
+        assert [r["clipped"] > 0 for r in whole] == [False, True, True, False, True], (
+            "the first trains what sampled"
+        )
 
 
 @pytest.mark.everything("15 s; two ranks of the other objectives stay")

@@ -28,6 +28,7 @@ class Lab:
         )
         demo.tokenizer().save_pretrained(directory / "model")
         demo.write_data(directory / "data.jsonl", count=40)
+        demo.write_pairs(directory / "pairs.jsonl", count=40)
 
     def config(self, name: str, **values: Any) -> dict[str, Any]:
         return {
@@ -53,8 +54,11 @@ def trained(lab: Lab, warm: Warm) -> Lab:
     """Four ranks: whole blocks, split ones, and these again from a checkpoint."""
     last = {"checkpoint_every": 2, "export": True}
     split = lab.config("split", tensor_parallel=2, compile_scope="block", compile_backend="aot_eager", **last)
+    pairs = {"objective": "dpo", "data_path": str(lab.directory / "pairs.jsonl"), "validation_split": 0.2}
     runs = [
         lab.config("plain", **last),
+        lab.config("pairs", **pairs),
+        lab.config("split-pairs", tensor_parallel=2, compile_scope="block+loss", **pairs),
         split,
         {
             **split,
@@ -79,6 +83,18 @@ def test_split_blocks_train_as_whole_ones(trained: Lab) -> None:
     assert all(len(micro) == 2 for r in split for micro in r["lengths"]), (
         "two ranks of four have rows of their own"
     )
+
+
+@_TRAINED
+def test_pairs_of_answers_are_learnt_by_split_blocks_too(trained: Lab) -> None:
+    plain, split = trained.metrics("pairs"), trained.metrics("split-pairs")
+    for a, b in zip(split, plain, strict=True):
+        for key in ("loss", "grad_norm", "margin", "val_margin"):
+            assert a.get(key) == pytest.approx(b.get(key), rel=1e-9, abs=1e-12), (key, a["step"])
+    assert abs(split[0]["margin"]) < 1e-9 < split[3]["margin"], (
+        "the reference is the policy before the first step"
+    )
+    assert [r["graphs"] for r in split] == [3, 0, 0, 0] and not any(r["recompiles"] for r in split)
 
 
 @_TRAINED
@@ -107,7 +123,7 @@ def test_the_check_builds_the_same_blocks(lab: Lab) -> None:
     ("values", "message"),
     [
         ({"method": "lora"}, "tensor-parallel splits the layers of the plain model; method lora has others"),
-        ({"objective": "dpo"}, "tensor-parallel goes with objective sft or pretrain, not dpo"),
+        ({"objective": "grpo"}, "tensor-parallel splits blocks over ranks, and objective grpo trains in one"),
         (
             {"compile_model": True, "ac": "full"},
             "ac full inside of a compiled block does not go with tensor-parallel",

@@ -193,7 +193,9 @@ def grpo(kind: str, beta: float, folder: str) -> list[float]:
     width = inputs["completion_ids"].shape[1]
     old = -5.5 + torch.randn(4, width, generator=generator) * 0.3
     reference = -5.5 + torch.randn(4, width, generator=generator) * 0.3
-    theirs = trl._compute_loss(plain, {**inputs, "old_per_token_logps": old, "ref_per_token_logps": reference})
+    theirs = trl._compute_loss(
+        plain, {**inputs, "old_per_token_logps": old, "ref_per_token_logps": reference}
+    )
 
     config = TrainConfig(
         objective="grpo",

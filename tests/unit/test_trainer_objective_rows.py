@@ -11,6 +11,7 @@ import pytest
 from cftdiag.recipe.packing import IGNORE
 from trainer import demo
 from trainer.config import TrainConfig
+from trainer.data import open_data
 from trainer.records import Records
 from trainer.rows import Reader
 
@@ -132,3 +133,18 @@ def test_options_that_contradict_each_other(values: dict[str, Any], problem: str
     with pytest.raises(ValueError, match=problem):
         TrainConfig(**values)
     assert TrainConfig(dpo_loss="ipo").without_effect() == ["dpo-loss: no effect without --objective dpo"]
+
+
+def test_updates_on_the_same_answers_are_steps_of_their_own(tmp_path: Path) -> None:
+    demo.write_prompts(tmp_path / "prompts.jsonl", count=9)
+    values: dict[str, Any] = {
+        "objective": "grpo", "reward": "trainer.demo:reward", "data_path": str(tmp_path / "prompts.jsonl"), "batch_size": 4,
+        "grpo_iterations": 2, "output_dir": str(tmp_path / "out"),
+    }  # fmt: skip
+
+    def updates(**more: Any) -> list[tuple[int, int]]:
+        config = TrainConfig(**values, **more)
+        return [(s.samples, s.update) for s in open_data(config, TOKENIZER, vocabulary=272, world=1).steps]
+
+    assert updates() == [(4, 0), (4, 1), (4, 0), (4, 1), (1, 0), (1, 1)], "one pass over the prompts"
+    assert updates(max_steps=3) == [(4, 0), (4, 1), (4, 0)], "a step is an update"

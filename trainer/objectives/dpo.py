@@ -104,11 +104,11 @@ class DPO(Objective):
             sums = sum_by_document(value.double().cpu(), batch["documents"], 2 * self.pairs).view(-1, 2)
             known[list(row.samples)] = sums[: len(row.samples)]
 
-    def share_ahead(self, device: torch.device) -> None:
+    def share_ahead(self, device: torch.device, *, same_rows: int) -> None:
         for digest, own in self._reference.items():
             everyone = own.to(device)
             dist.all_reduce(everyone)
-            self._reference[digest] = everyone.cpu()
+            self._reference[digest] = (everyone / same_rows).cpu()
 
     def write(self, directory: Path) -> None:
         if self._reference:

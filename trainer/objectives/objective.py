@@ -110,8 +110,8 @@ class Objective:
         chunks, B x S.
         """
 
-    def share_ahead(self, device: torch.device) -> None:
-        """After the last of them. Collective."""
+    def share_ahead(self, device: torch.device, *, same_rows: int) -> None:
+        """After the last of them; so many ranks in a row had the same rows. Collective."""
 
     def state(self) -> dict[str, Any] | None:
         """What of this moment the next step needs, beside weights and data; JSON-ready. Every checkpoint has it."""

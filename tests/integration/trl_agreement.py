@@ -237,6 +237,7 @@ def iterations(folder: str) -> list[float]:
     )  # fmt: skip
     objective = objective_of(config)
     assert isinstance(objective, GRPO)
+    theirs.train()  # there is no dropout; TRL's figures are those of training
     own = with_loss(theirs, objective)
     source = types.SimpleNamespace(tokenizer=TOKENIZER)
     objective.begin(types.SimpleNamespace(model=own, device=torch.device("cpu"), source=source))
@@ -266,7 +267,7 @@ def iterations(folder: str) -> list[float]:
         with torch.no_grad():
             for parameter in policy.parameters():
                 if parameter.grad is not None:
-                    parameter -= 0.5 * parameter.grad
+                    parameter -= 0.1 * parameter.grad
                     parameter.grad = None
     found = compared(loss(), own, trl._compute_loss(theirs, dict(inputs)), theirs)
     ratio = trl._metrics["train"]["clip_ratio/region_mean"]

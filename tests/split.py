@@ -1,10 +1,11 @@
-"""The suite in processes side by side: ``python -m tests.split [--processes N] [--record] [PYTEST ARGUMENTS]``.
+"""The suite in processes side by side: ``python -m tests.split [OPTIONS] [PYTEST ARGUMENTS]``.
 
 Each file goes to one process, so that what it shares is made once; which one is settled by the processor time
 that ``durations.json`` holds for each file, and is the same every time. (pytest-xdist runs tests beside its
 own threads, and a process with threads is not safe to fork, which the tests do.) Lines of the processes are
 shown as they come, what they have to say at the end one after the other, and one closing line for all.
-``--record`` writes ``durations.json`` again. With paths among the arguments pytest runs them as it is.
+``--processes N``: one more than there are cores, because tests of launches and signals also wait. ``--record``
+writes ``durations.json`` again; ``--times FILE`` keeps each test's processor time. With paths among the arguments pytest runs them as it is.
 """
 
 from __future__ import annotations
@@ -158,12 +159,16 @@ def run(commands: Sequence[Sequence[str]]) -> int:
 def main(argv: Sequence[str]) -> int:
     """The command line; returns an exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.split", add_help=False, allow_abbrev=False)
-    parser.add_argument("--processes", type=int, default=min(2, os.cpu_count() or 1))
+    parser.add_argument("--processes", type=int, default=1 + min(4, os.cpu_count() or 1))
     parser.add_argument("--record", action="store_true")
+    parser.add_argument("--times", type=Path)
     options, rest = parser.parse_known_args(argv)
     pytest = [sys.executable, "-m", "pytest", *rest]
+    if options.times is not None:
+        options.times.unlink(missing_ok=True)
     if any((ROOT / argument.split("::")[0]).exists() for argument in rest):
-        return subprocess.run(pytest, cwd=ROOT).returncode
+        kept_times = [f"--times={options.times.resolve()}"] if options.times is not None else []
+        return subprocess.run([*pytest, *kept_times], cwd=ROOT).returncode
     if sys.stdout.isatty():
         pytest.append("--color=yes")
     kept = json.loads(DURATIONS.read_text()) if DURATIONS.exists() else {}
@@ -173,6 +178,8 @@ def main(argv: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory() as folder:
         times = [Path(folder) / str(i) for i in range(len(parts))]
         code = run([[*pytest, f"--times={file}", *part] for file, part in zip(times, parts, strict=True)])
+        if options.times is not None:
+            options.times.write_text("".join(file.read_text() for file in times if file.exists()))
         if options.record:
             kept[which] = measured(times)
             DURATIONS.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")

@@ -28,7 +28,7 @@ $(STAMP): pyproject.toml constraints.txt
 check: $(STAMP)  ## check Qwen3-4B with SDPA: no GPU, no weights
 	$(BIN)/cftdiag check --model Qwen3-4B --attn sdpa
 
-test: $(STAMP)  ## run the tests in two processes; PYTEST_ARGS="tests/unit -x" runs some
+test: $(STAMP)  ## run the tests in processes side by side; PYTEST_ARGS="tests/unit -x" runs some
 	$(BIN)/python -m tests.split $(PYTEST_ARGS)
 
 test-all: $(STAMP)  ## run every test, those that take minutes, too

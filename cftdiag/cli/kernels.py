@@ -26,6 +26,7 @@ from cftdiag.cli.options import (
     padding_option,
     settings_option,
     write_json,
+    write_text,
 )
 from cftdiag.errors import EnvironmentUnfit
 from cftdiag.target.devices import TARGETS
@@ -85,6 +86,12 @@ from cftdiag.target.devices import TARGETS
     metavar="[FILE|-]",
     help="Write the report as JSON to FILE, or to stdout alone with - or nothing.",
 )
+@click.option(
+    "--html",
+    "html_path",
+    metavar="FILE|-",
+    help="Write one self-contained HTML page, each kernel's text highlighted.",
+)
 @debug_option
 def kernels(
     model: str,
@@ -96,6 +103,7 @@ def kernels(
     bytecode: bool,
     out: Path | None,
     json_path: str | None,
+    html_path: str | None,
     **options: Any,
 ) -> int:
     """Show what Inductor generates for each kind of block: kernels, fused operators, registers, bytes, and
@@ -104,9 +112,12 @@ def kernels(
     Needs no GPU: the code is generated for the device of --target, and Triton compiles it for that device
     without running it.
     """
-    from cftdiag.kernels import job, render
+    from cftdiag.kernels import job, page, render
 
+    if json_path == html_path == "-":
+        raise click.UsageError("only one form can go to stdout; give the other a file")
     check_writable(json_path)
+    check_writable(html_path)
     early.refuse_sizes(options["batch_size"], options["lengths"])
     early.refuse_settings(dict(torch_config))
     early.refuse_source(model)
@@ -119,7 +130,7 @@ def kernels(
             target=where,
             block=block,
             compile_kernels=compile_kernels,
-            with_source=source or out is not None or json_path is not None,
+            with_source=source or out is not None or json_path is not None or html_path is not None,
             with_bytecode=bytecode,
             torch_config=dict(torch_config),
             progress=progress,
@@ -127,10 +138,12 @@ def kernels(
         )
     if out is not None:
         _write(out, data)
-    if json_path != "-":
+    if "-" not in (json_path, html_path):
         render.show(data, sources=source, code=bytecode)
     if json_path is not None:
         write_json(json_path, data)
+    if html_path is not None:
+        write_text(html_path, page.render(data))
     return 0
 
 

@@ -20,8 +20,8 @@ from cftdiag.error_text import one_line
 from cftdiag.errors import InputError
 
 
-@click.command(short_help="Render a saved check or a run.")
-@click.argument("path", metavar="CHECK.json|RUN")
+@click.command(short_help="Render a saved check, a run or a kernels report.")
+@click.argument("path", metavar="CHECK.json|RUN|KERNELS.json")
 @json_file
 @markdown_option
 @click.option("--html", "html_path", metavar="FILE|-", help="Write one self-contained HTML page.")
@@ -50,18 +50,23 @@ def report(
     output_format: str,
     **paths: str | None,
 ) -> int:
-    """Render a check or a run in the terminal or in another form.
+    """Render a check, a run or a kernels report in the terminal or in another form.
 
     CHECK.json is a file written by `cftdiag check --json`; RUN a run directory of `cftdiag run` or
-    cftdiag.Monitor, finished or not, or a directory that TORCH_TRACE=DIR wrote.
+    cftdiag.Monitor, finished or not, or a directory that TORCH_TRACE=DIR wrote; KERNELS.json a file of
+    `cftdiag kernels --json`, or the directory of its --out.
     """
     from cftdiag.monitor import is_run
     from cftdiag.monitor.as_check import as_check
     from cftdiag.monitor.tlparse_pages import with_links, write_pages
-    from cftdiag.report import ci, html, junit, markdown, sarif, saved_check, terminal
+    from cftdiag.report import ci, html, junit, markdown, sarif, saved_check, saved_document, terminal
     from cftdiag.report import run_terminal as run_view
 
     try:
+        found = None if is_run(path) else saved_document.kernels_report(path)
+        if found is not None:
+            others = {"eager": eager, "tlparse_dir": tlparse_dir, **paths, "html_path": None}
+            return _kernels(path, found, json_path, paths["html_path"], output_format, others)
         run = _read_run(path, eager) if is_run(path) or Path(path).is_dir() else None
         if tlparse_dir is not None:
             if run is None:
@@ -109,6 +114,38 @@ def report(
         for target in asked.values():
             if target not in (None, "-"):
                 click.echo(f"wrote {target}", err=True)
+    return 0
+
+
+def _kernels(
+    path: str,
+    data: dict[str, Any],
+    json_path: str | None,
+    html_path: str | None,
+    output_format: str,
+    others: dict[str, str | None],
+) -> int:
+    """Render a kernels report, which has fewer forms than a check."""
+    from cftdiag.kernels import page, render
+
+    if output_format != "text" or any(others.values()):
+        raise InputError(f"{path} is a kernels report; --json and --html are its other forms")
+    if json_path == html_path == "-":
+        raise InputError("only one form can go to stdout; give the other a file")
+    try:
+        if html_path is not None:
+            write_text(html_path, page.render(data))
+        if json_path is not None:
+            write_json(json_path, data)
+        if html_path is None and json_path is None:
+            render.show(data)
+    except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
+        raise InputError(
+            f"{path}: holds something that no rendering takes ({one_line(error)}); write the file again"
+        ) from error
+    for target in (json_path, html_path):
+        if target not in (None, "-"):
+            click.echo(f"wrote {target}", err=True)
     return 0
 
 

@@ -9,60 +9,51 @@ from pathlib import Path
 from typing import Any
 
 from cftdiag import __version__
-from cftdiag.escape import escaped
 from cftdiag.findings import covers
 from cftdiag.report import accepted, advice, forecast, page_parts, payoff, wording
 
 
 def render(data: Mapping[str, Any]) -> str:
     """The whole page; every text of the check is escaped."""
-    import jinja2
-
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("cftdiag.report", "templates"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=lambda value: escaped(value) if type(value) is str else value,
-    )
-    environment.filters["prose"] = page_parts.prose
-    environment.filters["page_text"] = page_parts.page_text
     name, facts = wording.headline(data)
     causes = _causes(data["findings"])
     compiles = data["compiles"]
     longest = max((c.get("seconds") or 0 for c in compiles), default=0)
-    return environment.get_template("check.html.j2").render(
-        version=__version__,
-        name=name,
-        facts=facts,
-        notes=[*wording.conditions(data), *wording.passes_not_run(data)],
-        verdict=data["verdict"],
-        verdict_words=wording.verdict_words(data),
-        verdict_facts=wording.verdict_facts(data),
-        cost=wording.cost(data),
-        unseen=wording.unseen(data),
-        groups=wording.block_groups(data["blocks"]),
-        blocks=[_block(block, data["findings"]) for block in data["blocks"]],
-        columns=[*wording.COMPILE_COLUMNS],
-        compiles=[_compile(c, longest) for c in compiles[: page_parts.ROWS]],
-        compiles_in_all=len(compiles),
-        more_compiles=page_parts.embedded(
-            [wording.compile_row(c) for c in compiles] if len(compiles) > page_parts.ROWS else []
-        ),
-        timeline=page_parts.timeline(compiles),
-        by_cause=page_parts.by_cause(compiles),
-        causes=causes,
-        explained={c["key"] for c in causes},
-        severities=[s for s, n in wording.severity_counts(data["findings"]).items() if n],
-        findings=[_finding(finding, f"finding-{i}") for i, finding in enumerate(data["findings"], 1)],
-        changes_first=advice.advice(data),
-        forecast=forecast.shown(data),
-        step_columns=forecast.STEP_COLUMNS,
-        regimes=forecast.REGIMES,
-        regime_map=_regime_map(data),
-        payoff=_payoff(data.get("payoff")),
-        undetermined=[str(note) for note in data["undetermined"]],
+    return (
+        page_parts.environment()
+        .get_template("check.html.j2")
+        .render(
+            version=__version__,
+            name=name,
+            facts=facts,
+            notes=[*wording.conditions(data), *wording.passes_not_run(data)],
+            verdict=data["verdict"],
+            verdict_words=wording.verdict_words(data),
+            verdict_facts=wording.verdict_facts(data),
+            cost=wording.cost(data),
+            unseen=wording.unseen(data),
+            groups=wording.block_groups(data["blocks"]),
+            blocks=[_block(block, data["findings"]) for block in data["blocks"]],
+            columns=[*wording.COMPILE_COLUMNS],
+            compiles=[_compile(c, longest) for c in compiles[: page_parts.ROWS]],
+            compiles_in_all=len(compiles),
+            more_compiles=page_parts.embedded(
+                [wording.compile_row(c) for c in compiles] if len(compiles) > page_parts.ROWS else []
+            ),
+            timeline=page_parts.timeline(compiles),
+            by_cause=page_parts.by_cause(compiles),
+            causes=causes,
+            explained={c["key"] for c in causes},
+            severities=[s for s, n in wording.severity_counts(data["findings"]).items() if n],
+            findings=[_finding(finding, f"finding-{i}") for i, finding in enumerate(data["findings"], 1)],
+            changes_first=advice.advice(data),
+            forecast=forecast.shown(data),
+            step_columns=forecast.STEP_COLUMNS,
+            regimes=forecast.REGIMES,
+            regime_map=_regime_map(data),
+            payoff=_payoff(data.get("payoff")),
+            undetermined=[str(note) for note in data["undetermined"]],
+        )
     )
 
 

@@ -25,6 +25,34 @@ LANES = 16
 _CODE = re.compile(r"(`+)(.+?)\1", re.S)
 
 
+def environment() -> Any:
+    """What the pages are rendered with: every text is escaped, for HTML and for a terminal's control characters."""
+    import jinja2
+
+    made = jinja2.Environment(
+        loader=jinja2.PackageLoader("cftdiag.report", "templates"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=lambda value: escaped(value) if type(value) is str else value,
+    )
+    made.filters["prose"] = prose
+    made.filters["page_text"] = page_text
+    return made
+
+
+def highlighted(code: str, language: str) -> str:
+    """Source text as HTML whose tokens have the classes of Pygments; ``language`` is one of its lexers' names."""
+    from pygments import highlight
+    from pygments.formatters import HtmlFormatter
+    from pygments.lexers import get_lexer_by_name
+
+    # line by line: escaping takes line ends for control characters
+    plain = "\n".join(escaped(line) for line in code.expandtabs().split("\n"))
+    return str(highlight(plain, get_lexer_by_name(language), HtmlFormatter(nowrap=True)))
+
+
 def prose(text: Any) -> str:
     """Text with `` `code` `` as code; nothing else in it has a meaning."""
     parts: list[str] = []

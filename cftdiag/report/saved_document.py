@@ -53,15 +53,33 @@ def read_document(path: str | Path) -> dict[str, Any]:
     if schema == "cftdiag.plan/1":
         return load_plan(path).to_dict()
     if schema in _REQUIRED:
-        for key, kind in _REQUIRED[schema].items():
-            if not isinstance(data.get(key), kind):
-                raise ValueError(f"{path}: {key!r} is missing or malformed; write the file again")
-        return data
+        return _complete(data, path)
     if schema == saved_check.SCHEMA:
         return saved_check.validate(data, str(path))
     raise ValueError(
         f"{path}: the schema is {schema!r}; give a JSON file of cftdiag check, report, kernels or check --plan"
     )
+
+
+def kernels_report(path: str | Path) -> dict[str, Any] | None:
+    """The report of `cftdiag kernels` in ``path``, a file or the directory of its --out; None where something else
+    or nothing that can be read is there. Raises ``ValueError`` for one that is damaged.
+    """
+    inside = Path(path) / "kernels.json"
+    try:
+        data = _read(inside if inside.is_file() else path)
+    except ValueError:
+        return None
+    if not isinstance(data, dict) or data.get("schema") != "cftdiag.kernels/1":
+        return None
+    return _complete(data, path)
+
+
+def _complete(data: dict[str, Any], path: str | Path) -> dict[str, Any]:
+    for key, kind in _REQUIRED[data["schema"]].items():
+        if not isinstance(data.get(key), kind):
+            raise ValueError(f"{path}: {key!r} is missing or malformed; write the file again")
+    return data
 
 
 def _read(path: str | Path) -> Any:

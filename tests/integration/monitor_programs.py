@@ -78,12 +78,6 @@ def loop(lengths: str = "3,3,5,5") -> None:
     print("done", flush=True)
 
 
-def exits(code: str) -> None:
-    """Ends with an exit code."""
-    loop("3")
-    sys.exit(int(code))
-
-
 def raises() -> None:
     """Ends with an exception."""
     loop("3")

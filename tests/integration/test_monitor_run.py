@@ -78,9 +78,9 @@ def test_two_ranks_under_torchrun_and_the_one_that_compiled_alone(tmp_path: Path
 
 
 def test_exit_code_passes_through(tmp_path: Path) -> None:
-    done = watch(tmp_path / "run", [*PYTHON, "exits", "5"])
+    done = watch(tmp_path / "run", [sys.executable, "-c", "import sys; sys.exit(5)"])
     assert done.returncode == 5
-    assert report(tmp_path / "run")["ended"]["exit_code"] == 5
+    assert "nothing was recorded" in done.stderr
 
 
 def test_exception_is_an_event_and_exit_code_1(tmp_path: Path) -> None:

@@ -48,10 +48,10 @@ def test_fsdp2_rank_that_recompiles_alone_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_ddp_with_a_sampler_and_a_data_worker_runs_to_its_end(tmp_path: Path) -> None:
-    data = rehearse(tmp_path, "--rank", "0,1", "--", *TORCHRUN, str(SCRIPTS / "ddp.py"))
-    assert data["script"]["steps"] == 6
+    data = rehearse(tmp_path, "--rank", "1", "--", *TORCHRUN, str(SCRIPTS / "ddp.py"))
+    assert (data["script"]["steps"], data["subject"]["world_size"]) == (6, 2)
     assert "batch_dim" in {f["cause"] for f in data["findings"]}
-    assert {c["rank"] for c in data["compiles"]} == {0, 1}
+    assert {c["rank"] for c in data["compiles"]} == {1}
 
 
 @pytest.mark.slow

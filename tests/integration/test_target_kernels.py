@@ -50,6 +50,8 @@ def test_report_of_an_absent_gpu(subject, tmp_path, cftdiag_command):
         "--bytecode",
         "--out",
         str(tmp_path / "out"),
+        "--html",
+        str(tmp_path / "page.html"),
     )
     assert done.returncode == 0, done.stderr
     data = json.loads(done.stdout)
@@ -80,6 +82,18 @@ def test_report_of_an_absent_gpu(subject, tmp_path, cftdiag_command):
     assert (tmp_path / "out" / "kernels.json").exists()
     (frame,) = data["bytecode"]
     assert frame["function"].endswith("forward") and frame["by"] in ("depyf", "dis") and frame["text"]
+    page = (tmp_path / "page.html").read_text()
+    assert page.count("<article") == sum(len(g["kernels"]) for g in block["graphs"])
+    assert '<span class="k">def</span>' in page and "tl" in page, "each kernel's text is highlighted"
+    again = cftdiag_command("report", str(tmp_path / "out"), "--html", str(tmp_path / "again.html"))
+    assert (again.returncode, (tmp_path / "again.html").read_text()) == (0, page), again.stderr
+    shown = cftdiag_command("report", str(tmp_path / "out" / "kernels.json")).stdout
+    assert "3 x Block  layers.0 .. layers.2" in shown and names <= set(shown.split())
+    refused = cftdiag_command("report", str(tmp_path / "out"), "--sarif", str(tmp_path / "x.sarif"))
+    assert (
+        refused.returncode == 2
+        and "is a kernels report; --json and --html are its other forms" in refused.stderr
+    )
 
 
 def test_report_of_the_cpu_target_says_what_changes_between_regimes(subject, cftdiag_command):

@@ -129,7 +129,11 @@ def test_what_is_preferred_becomes_likelier(
 @pytest.mark.parametrize(
     ("objective", "values"),
     [
-        ("dpo", {"compile_scope": "block+loss"}),
+        pytest.param(
+            "dpo",
+            {"compile_scope": "block+loss"},
+            marks=pytest.mark.everything("17 s; GRPO keeps the same and the numbers that its rollouts draw"),
+        ),
         # continued between the first and the second of three updates on the same answers
         ("grpo", {"compile_scope": "block+loss", "lora": True, "grpo_beta": 0.1, "grpo_iterations": 3}),
         pytest.param("grpo", {"grpo_beta": 0.1}, marks=pytest.mark.everything("LoRA's adapters stay")),

@@ -32,6 +32,9 @@ KILLED = "osft-eager"
 """The one that is killed in `make test`: a kill meets files, and compiling writes none of them."""
 BY_DEFAULT = [KILLED, "full-compiled"]
 """What runs in `make test`: each method and each mode once."""
+ENDS = {"stopped": "stopped", "killed": "killed", "border": "whole", "killed_border": "killed"}
+"""How a run that is continued had ended -> whose checkpoints it takes; a border is the end of an epoch."""
+SHOWN = {(KILLED, "stopped"), (KILLED, "killed"), (KILLED, "border"), ("full-compiled", "stopped")}
 TOTAL, EPOCH = 12, 4
 """Steps of a run and of its epochs."""
 EXACT = (
@@ -170,6 +173,14 @@ def programs(request: pytest.FixtureRequest) -> list[str]:
 
 
 @pytest.fixture(scope="module")
+def continued(request: pytest.FixtureRequest) -> list[tuple[str, str]]:
+    """(program, how) of the runs that are continued in this session."""
+    asked = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
+    wanted = SHOWN | {(values["program"], values["how"]) for values in asked if "how" in values}
+    return [(program, how) for program in PROGRAMS for how in ENDS if (program, how) in wanted]
+
+
+@pytest.fixture(scope="module")
 def first(lab: Lab, warm: Warm, programs: list[str]) -> str:
     """The uninterrupted runs, the clean stops, a full disk, and what two ranks give to one; returns what was
     printed.
@@ -235,20 +246,21 @@ def second(
     one: None,
     warm: Warm,
     programs: list[str],
+    continued: list[tuple[str, str]],
 ) -> dict[str, Any]:
     """Every run is continued in one start. Returns what was printed, and the newest checkpoint that each had
     before, by output directory.
     """
     runs = []
     rarely = {"checkpoint_every": 0, "checkpoint_epochs": False, "checkpoint_best": False}
-    for program in programs:
-        ends = [("stopped", "border", "whole"), ("killed", "killed_border", "killed")]
-        for end, how, source in ends if program in killed else ends[:1]:
-            runs.append(lab.config(program, f"{end}-{program}", resume="auto", **rarely))
+    for program, how in continued:
+        values = {"resume": "auto"}
+        if "border" in how:
             # Taken out of the run's directory, where it would be one of several.
             aside = lab.out(f"{how}-from-{program}") / f"step-{EPOCH:08d}"
-            shutil.copytree(lab.out(f"{source}-{program}") / "checkpoints" / aside.name, aside)
-            runs.append(lab.config(program, f"{how}-{program}", resume=str(aside), **rarely))
+            shutil.copytree(lab.out(f"{ENDS[how]}-{program}") / "checkpoints" / aside.name, aside)
+            values = {"resume": str(aside)}
+        runs.append(lab.config(program, f"{how}-{program}", **values, **rarely))
     before: dict[str, Any] = {
         Path(run["output_dir"]).name: checkpoints(Path(run["output_dir"]))[-1:] for run in runs
     }
@@ -265,20 +277,16 @@ def second(
 
 
 SEE = pytest.mark.everything(
-    "15 s a program, and each kill is a start by torchrun; each method and each mode stays, and one kill"
+    "15 s a program, and each kill is a start by torchrun; each method and each mode stays, one kill, one border"
 )
 
 
 @pytest.mark.parametrize(
     ("program", "how"),
     [
-        pytest.param(
-            program,
-            how,
-            marks=[SEE] if program not in BY_DEFAULT or ("killed" in how and program != KILLED) else [],
-        )
+        pytest.param(program, how, marks=[] if (program, how) in SHOWN else [SEE])
         for program in PROGRAMS
-        for how in ("stopped", "killed", "border", "killed_border")
+        for how in ENDS
     ],
 )
 def test_a_continued_run_is_the_uninterrupted_one_bit_for_bit(
@@ -315,15 +323,16 @@ def test_a_signal_to_one_rank_stops_all_after_the_same_step_with_a_checkpoint(
 
 
 def test_a_continued_run_compiles_before_its_first_step(
-    second: dict[str, Any], killed: dict[str, Any], lab: Lab, programs: list[str]
+    second: dict[str, Any], lab: Lab, continued: list[tuple[str, str]]
 ) -> None:
-    compiled = [program for program in programs if program.endswith("-compiled")]
-    runs = sum(4 if program in killed else 2 for program in compiled)
-    assert second["printed"].count("compiled as before from") == runs
-    for program in compiled:
-        ours = metrics(lab.out(f"border-{program}"))
+    compiled = [(program, how) for program, how in continued if program.endswith("-compiled")]
+    assert second["printed"].count("compiled as before from") == len(compiled)
+    for program, how in compiled:
+        # a run that goes on in its own directory has the lines of the first as well
+        before = second[f"{how}-{program}"][0] if "border" not in how else 0
+        ours = [record for record in metrics(lab.out(f"{how}-{program}")) if record["step"] > before]
         assert metrics(lab.out(f"whole-{program}"))[0]["graphs"] == 1
-        assert [record["graphs"] for record in ours] == [0] * len(ours)
+        assert ours and [record["graphs"] for record in ours] == [0] * len(ours)
 
 
 def test_a_full_disk_costs_the_checkpoint_and_not_the_run(lab: Lab, first: str) -> None:

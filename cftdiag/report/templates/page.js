@@ -5,7 +5,7 @@
   const boxes = [...document.querySelectorAll("nav .filter input")];
   const articles = [...document.querySelectorAll("article")].map((node) => ({ node, text: node.textContent.toLowerCase() }));
   const body = document.querySelector("#compile-table tbody");
-  const all = JSON.parse(byId("more-compiles").textContent);
+  const all = byId("more-compiles") ? JSON.parse(byId("more-compiles").textContent) : [];
   const own = body ? [...body.rows].map((node) => ({ node, text: node.textContent.toLowerCase() })) : [];
   const lower = all.map((row) => row.join(" ").toLowerCase());
   const more = byId("compiles-more"), told = byId("compiles-shown");

@@ -24,6 +24,8 @@ class Gate:
     """Comments that accepted nothing, or that do nothing as they are."""
     unmet: tuple[Entry, ...] = ()
     """Findings of the baseline that were not met."""
+    against_baseline: bool = False
+    """True where a baseline was given, if it be an empty one."""
 
     @property
     def new(self) -> tuple[Mapping[str, Any], ...]:
@@ -37,7 +39,9 @@ class Gate:
         return int(fail_on != "never" and any(at_least(str(f["severity"]), fail_on) for f in self.new))
 
     def annotate(self, data: Mapping[str, Any]) -> dict[str, Any]:
-        """The check with ``accepted`` at each accepted finding, and ``gate`` where anything was decided."""
+        """The check with ``accepted`` at each accepted finding, and ``gate`` where a baseline was given or
+        anything else was decided.
+        """
         findings = [
             {**f, "accepted": dict(self.accepted[i])} if i in self.accepted else dict(f)
             for i, f in enumerate(data["findings"])
@@ -50,7 +54,7 @@ class Gate:
             "unused": [s.to_dict() for s in self.unused],
             "unmet": [dataclasses.asdict(e) for e in self.unmet],
         }
-        decided = any(value for key, value in gate.items() if key != "new")
+        decided = self.against_baseline or any(value for key, value in gate.items() if key != "new")
         return {**data, "findings": findings, **({"gate": gate} if decided else {})}
 
 
@@ -90,6 +94,7 @@ def judge(
         findings=findings,
         unused=tuple(s for s in comments if s not in used and _ours(s, data)),
         unmet=() if baseline is None else baseline.unmet(prints),
+        against_baseline=baseline is not None,
     )
 
 

@@ -54,7 +54,9 @@ def gate_notes(data: Mapping[str, Any]) -> list[str]:
 
 
 def gate_line(data: Mapping[str, Any]) -> str | None:
-    """``1 new finding, 2 known (baseline), 1 accepted (comment)``; None where nothing was decided."""
+    """``1 new finding, 2 known (baseline), 1 accepted (comment)``; None where nothing was decided and no
+    baseline given.
+    """
     gate = data.get("gate")
     if not gate:
         return None

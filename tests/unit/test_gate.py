@@ -34,6 +34,13 @@ def test_only_what_is_new_fails(tmp_path: Path) -> None:
     assert judge(not_viable(), baseline=known).exit_code("error", "never") == 3
 
 
+def test_the_report_says_how_much_is_new_also_against_an_empty_baseline() -> None:
+    told = judge(not_viable(), baseline=Baseline()).annotate(not_viable())
+    assert accepted.gate_line(told) == f"{len(not_viable()['findings'])} new findings"
+    assert accepted.gate_line(judge(viable(), baseline=Baseline()).annotate(viable())) == "0 new findings"
+    assert accepted.gate_line(judge(not_viable()).annotate(not_viable())) is None
+
+
 def test_a_known_finding_stays_known_where_lines_move_and_not_where_it_gets_worse() -> None:
     known, moved = baseline_of(recompiles()), recompiles()
     moved["findings"][0]["where"].update(line=300, file="/ci/model.py")

@@ -3,7 +3,8 @@
 Each asked-for release gets an environment beside the present one, as ``cftdiag upgrade --to torch==VERSION``
 makes it; ``--python`` takes one that is there. In each: ``cftdiag doctor``, every case of the corpus against
 what it expects, one model of each of eight architectures of the catalogue, and Qwen3-4B lowered for an H200.
-What was found is kept by release in ``--state``, so that the page grows release by release.
+What was found is kept by release in ``--state``, step by step: a call goes on where the one before it ended, and the
+page has the releases that are done.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from tests.compat.page import page
 
 ROOT = Path(__file__).resolve().parents[2]
 ARCHITECTURES = ("qwen3", "qwen3_moe", "llama", "gemma3_text", "mistral", "gpt2", "granite", "phi3")
+#: Cases that one process runs.
+AT_ONCE = 12
 LOWERED = ("--model", "Qwen3-4B", "--attn", "sdpa", "--layers", "auto", "--target", "h200", "--no-verify")
 
 
@@ -37,19 +40,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--python", metavar="PATH", action="append", default=[], help="an interpreter that has one"
     )
     parser.add_argument("--cases", type=int, metavar="N", help="only the first N cases of the corpus")
+    parser.add_argument(
+        "--most", type=int, metavar="N", help="end after N further steps; the next call goes on"
+    )
+    parser.add_argument("--anew", action="store_true", help="forget what was found of these releases")
     parser.add_argument("--state", type=Path, default=ROOT / ".cache" / "compat")
     parser.add_argument("--docs", type=Path, metavar="FILE", help="write the page there")
     options = parser.parse_args(arguments)
     options.state.mkdir(parents=True, exist_ok=True)
+    left = sys.maxsize if options.most is None else options.most
     for environment in _environments(options.python, options.torch):
-        row = examine(environment, CASES[: options.cases], _say)
-        (options.state / f"{row['torch']}.json").write_text(json.dumps(row, indent=1) + "\n")
-    rows = [json.loads(file.read_text()) for file in sorted(options.state.glob("*.json"))]
-    text = page(rows)
+        left = examine(environment, CASES[: options.cases], options.state, _say, most=left, anew=options.anew)
+    rows = [row(json.loads(file.read_text())) for file in sorted(options.state.glob("*.json"))]
+    text = page([found for found in rows if found is not None])
     print(text)
     if options.docs is not None:
         options.docs.write_text(text)
-    return int(any(row["problems"] for row in rows))
+    return int(any(found is None or found["problems"] for found in rows))
 
 
 def _environments(pythons: Sequence[str], releases: Sequence[str]) -> list[Environment]:
@@ -59,31 +66,66 @@ def _environments(pythons: Sequence[str], releases: Sequence[str]) -> list[Envir
     return [*there, *made] or [upgrade.present()]
 
 
-def examine(environment: Environment, cases: Sequence[Path], say: Callable[[str], None]) -> dict[str, Any]:
-    """What holds in an environment; ``problems`` are what does not."""
+def examine(
+    environment: Environment,
+    cases: Sequence[Path],
+    state: Path,
+    say: Callable[[str], None],
+    *,
+    most: int = sys.maxsize,
+    anew: bool = False,
+) -> int:
+    """Find out what holds in an environment, step by step, each kept in ``state`` by the release of torch at once;
+    steps that are there already are not taken again. Returns how many of ``most`` steps are left.
+    """
     doctor = json.loads(_run(environment, "-m", "cftdiag", "doctor", "--json").stdout)
-    say(f"torch {doctor['versions']['torch']}: depth {doctor['depth']}")
-    corpus = _corpus(environment, cases)
-    say(f"corpus: {sum(not problem for problem in corpus.values())} of {len(corpus)}")
-    names = {entry.model_type: entry.name for entry in reversed(catalogue.entries())}
-    models = {}
+    release = doctor["versions"]["torch"].partition("+")[0]
+    file = state / f"{release}.json"
+    known = json.loads(file.read_text()) if file.exists() and not anew else {}
+    found = {"corpus": {}, "models": {}, "lowered": None} | known | {"doctor": doctor}
+    found["asked"] = [case.stem for case in cases]
+
+    def keep() -> None:
+        file.write_text(json.dumps(found, indent=1) + "\n")
+
+    keep()
+    say(f"torch {release}: depth {doctor['depth']}")
     for architecture in ARCHITECTURES:
-        models[architecture] = _verdict(
-            environment,
-            "--model",
-            names[architecture],
-            "--layers",
-            "auto",
-            "--lengths",
-            "96,136",
-            "--no-verify",
-        )
-        say(f"{names[architecture]}: {models[architecture]['verdict']}")
-    lowered = _verdict(environment, *LOWERED)
+        if architecture not in found["models"] and most > 0:
+            found["models"][architecture] = _verdict(environment, *_of_model(architecture))
+            most -= 1
+            keep()
+            say(f"{release}: {architecture} {found['models'][architecture]['verdict']}")
+    if found["lowered"] is None and most > 0:
+        found["lowered"] = _verdict(environment, *LOWERED)
+        most -= 1
+        keep()
+        say(f"{release}: lowered for an H200 {found['lowered']['verdict']}")
+    todo = [case for case in cases if case.stem not in found["corpus"]]
+    while todo and most > 0:
+        some, todo = todo[:AT_ONCE], todo[AT_ONCE:]
+        found["corpus"] |= _corpus(environment, some)
+        most -= 1
+        keep()
+        held = sum(not problem for problem in found["corpus"].values())
+        say(f"{release}: corpus {held} of {len(found['corpus'])}")
+    return most
+
+
+def row(found: dict[str, Any]) -> dict[str, Any] | None:
+    """What the page says of a release; ``problems`` are what does not hold. None for one that is not done."""
+    doctor, models, lowered = found["doctor"], found["models"], found["lowered"]
+    if (
+        lowered is None
+        or set(models) != set(ARCHITECTURES)
+        or not set(found["asked"]) <= set(found["corpus"])
+    ):
+        return None
+    corpus = {case: found["corpus"][case] for case in found["asked"]}
     problems = [
         *(f"doctor: {text}" for text in doctor["problems"]),
         *(f"{case}: {problem}" for case, problem in corpus.items() if problem),
-        *(f"{names[a]}: {row['reason']}" for a, row in models.items() if row["reason"]),
+        *(f"{_of_model(a)[1]}: {model['reason']}" for a, model in models.items() if model["reason"]),
         *([f"Qwen3-4B for an H200: {lowered['reason']}"] if lowered["reason"] else []),
     ]
     return {
@@ -91,13 +133,19 @@ def examine(environment: Environment, cases: Sequence[Path], say: Callable[[str]
         "transformers": doctor["versions"]["transformers"],
         "triton": doctor["versions"]["triton"],
         "depth": doctor["depth"],
-        "names": [sum(row["ok"] for row in doctor["private_names"]), len(doctor["private_names"])],
+        "names": [sum(name["ok"] for name in doctor["private_names"]), len(doctor["private_names"])],
         "degraded": doctor["degraded"],
         "corpus": [sum(not problem for problem in corpus.values()), len(corpus)],
         "models": models,
         "lowered": lowered,
         "problems": problems,
     }
+
+
+def _of_model(architecture: str) -> tuple[str, ...]:
+    """Arguments of the check of the catalogue's first model of an architecture."""
+    name = next(entry.name for entry in catalogue.entries() if entry.model_type == architecture)
+    return ("--model", name, "--layers", "auto", "--lengths", "96,136", "--no-verify")
 
 
 def _corpus(environment: Environment, cases: Sequence[Path]) -> dict[str, str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -56,3 +58,42 @@ def test_a_case_is_held_against_what_it_expects() -> None:
     assert program._difference({"error": "Traceback\nKeyError: 'x'"}, case) == "KeyError: 'x'"
     assert program._difference({"report": {"verdict": "viable", "findings": [], "blocks": []}}, case)
     assert Path(compat.__file__).parent.name == "compat"
+
+
+def test_a_call_goes_on_where_the_one_before_it_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One step a time, none twice; the page has the release when all of it is done."""
+    doctor = {
+        "versions": {"torch": "2.14.1+cpu", "transformers": "5.0", "triton": None}, "depth": "joint",
+        "private_names": [{"ok": True}, {"ok": False}], "degraded": [], "problems": [],
+    }  # fmt: skip
+    taken: list[str] = []
+
+    def ran(_: Any, *arguments: str) -> Any:
+        if "doctor" in arguments:
+            return subprocess.CompletedProcess(arguments, 0, json.dumps(doctor))
+        stems = [Path(path).stem for path in arguments[2:]]
+        taken.extend(stems)
+        lines = [json.dumps({"case": stem, "error": "Boom: no"}) for stem in stems]
+        return subprocess.CompletedProcess(arguments, 0, "\n".join(lines))
+
+    def checked(_: Any, arguments: Any) -> Any:
+        taken.append(arguments[1])
+        return VIABLE
+
+    monkeypatch.setattr(program, "_run", ran)
+    monkeypatch.setattr(upgrade, "check_in", checked)
+    monkeypatch.setattr(program, "AT_ONCE", 1)
+    steps = len(program.ARCHITECTURES) + 1 + 2
+    state, cases = tmp_path / "2.14.1.json", CASES[:2]
+    for step in range(steps):
+        assert program.row(json.loads(state.read_text())) is None if step else not state.exists()
+        assert program.examine(upgrade.present(), cases, tmp_path, lambda text: None, most=1) == 0
+    assert len(taken) == len(set(taken)) == steps
+    found = program.row(json.loads(state.read_text()))
+    assert found is not None and (found["names"], found["corpus"]) == ([1, 2], [0, 2])
+    assert found["problems"] == [f"{case.stem}: Boom: no" for case in cases]
+    assert program.examine(upgrade.present(), cases, tmp_path, lambda text: None, most=1) == 1
+    program.examine(upgrade.present(), cases, tmp_path, lambda text: None, most=1, anew=True)
+    assert program.row(json.loads(state.read_text())) is None

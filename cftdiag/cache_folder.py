@@ -21,6 +21,8 @@ _KINDS = {
     "best_config": ("autotuning", 1),
 }
 _CODE = "generated code"
+#: Notes of ours about the keys (:mod:`cftdiag.cache_keys`).
+KEYS = "cftdiag-keys.jsonl"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,9 +68,9 @@ def read(path: Path) -> Folder:
     for file, status in _walk(path):
         if _foreign(status):
             foreign.append(str(file))
-        if not stat.S_ISREG(status.st_mode):
-            continue
         parts = file.relative_to(path).parts
+        if not stat.S_ISREG(status.st_mode) or parts[0].startswith(Path(KEYS).stem):
+            continue
         kind, depth = _KINDS.get(parts[0], (_CODE, len(parts) - 1))
         rows.setdefault(kind, []).append(("/".join(parts[: depth + 1]), status))
     kinds = [

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from cftdiag.cache_keys import missed_key
 from trainer.weights import elements
 
 #: Dense bfloat16 peak in FLOP/s by a part of the device's name, from the vendors' data sheets (without
@@ -130,6 +131,8 @@ def summary(record: dict[str, Any]) -> str:
         parts.append(f"compiled {record['compile_seconds']:.1f} s")
     if caches := record.get("caches"):
         parts.append("caches: " + ", ".join(f"{count} {answer}" for answer, count in sorted(caches.items())))
+    if missed := record.get("cache_misses"):
+        parts.append(f"missed {missed[0]['cache']}: {missed_key(missed[0])}")
     if record["recompiles"]:
         parts.append(f"{len(record['recompiles'])} recompiles: {record['recompiles'][0]['reason']}")
     if record.get("leak") is not None:

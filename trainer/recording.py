@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import nn
 
+from cftdiag.cache_keys import Notes
 from cftdiag.capture import Recorder, track
 from cftdiag.events import Event
 
@@ -22,7 +23,7 @@ class Recording:
     """A recorder and how far its events were told."""
 
     def __init__(self, *, rank: int) -> None:
-        self.recorder = Recorder(rank=rank)
+        self.recorder = Recorder(rank=rank, cache_notes=Notes())
         self._seen = 0
 
     def watch(self, model: nn.Module, blocks: Mapping[str, nn.Module], *, compiled: bool) -> None:
@@ -37,17 +38,31 @@ class Recording:
     def step(self) -> dict[str, Any]:
         """Of the events since the last call: ``compile_seconds``, ``graphs`` (compiled), ``recompiles`` with block and
         reason, and, where compile caches were asked, ``caches``: number by cache and answer (``hit``, ``miss``,
-        ``bypass``).
+        ``bypass``), and for each miss of which an earlier key is known ``cache_misses``: cache, compile and block, the
+        nearest key and what of it is another.
         """
         events = self.recorder.events[self._seen :]
         self._seen += len(events)
         compiles = [e for e in events if e.kind == "compile"]
-        asked = Counter(f"{e.cached.cache} {e.cached.outcome}" for e in events if e.kind == "cache")
+        lookups = [e for e in events if e.kind == "cache"]
+        asked = Counter(f"{e.cached.cache} {e.cached.outcome}" for e in lookups)
+        missed = [
+            {
+                "cache": e.cached.cache,
+                "compile_id": e.compile_id,
+                "block": e.block,
+                "nearest": e.cached.nearest,
+                "differs": list(e.cached.differs or ()),
+            }
+            for e in lookups
+            if e.cached.nearest is not None
+        ]
         return {
             "compile_seconds": round(sum(e.seconds.get("total", 0.0) for e in compiles), 3),
             "graphs": sum(e.compiled.status == "ok" for e in compiles),
             "recompiles": [{"block": e.block, "reason": _reason(e)} for e in events if e.kind == "recompile"],
             **({"caches": dict(asked)} if asked else {}),
+            **({"cache_misses": missed} if missed else {}),
         }
 
     def eager_blocks(self, blocks: Mapping[str, nn.Module]) -> list[str]:

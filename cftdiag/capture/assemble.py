@@ -34,7 +34,13 @@ _M = TypeVar("_M", bound=MissDetail)
 class Assembler:
     """Turns records into events, one at a time; ``rank``, ``step`` and ``microstep`` are stamped on each."""
 
-    def __init__(self, *, rank: int = 0, keep: Callable[[str, str], None] | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        rank: int = 0,
+        keep: Callable[[str, str], None] | None = None,
+        cache_notes: cache_parts.Notes | None = None,
+    ) -> None:
         self.rank = rank
         self.step = 0
         self.microstep = 0
@@ -44,7 +50,7 @@ class Assembler:
         self._open: dict[str, Compile] = {}
         self._codes: dict[str, Code] = {}
         self._reported = capture_ends.Reported()
-        self._lookups = cache_parts.Lookups()
+        self._lookups = cache_parts.Lookups(cache_notes)
 
     def feed(self, record: Record, live: Live | None = None) -> list[Event]:
         """Events that this record completes, in order; usually none."""
@@ -282,7 +288,7 @@ class Assembler:
     def _looked_up(self, cache: str, outcome: str, record: Record) -> CacheDetail:
         said = _json(record.payload)
         parts = cache_parts.read(said.get("components"))
-        near = self._lookups.add(cache, record.compile_id or "", parts)
+        near = self._lookups.add(cache, record.compile_id or "", parts, said.get("key"))
         missed = outcome == "miss" and near is not None
         return CacheDetail(
             cache=cache,

@@ -8,6 +8,7 @@ import hashlib
 import re
 from collections import deque
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 #: ``[hash] example_inputs[3]: TensorMetadata(...)``
 _PART = re.compile(r"\[(?P<hash>\w+)\] (?P<name>[^:\[\]]+(?:\[[^\]]*\])?):")
@@ -46,21 +47,35 @@ def shortened(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(names) if more <= 0 else (*names[:_NAMED], f"{more} more")
 
 
-class Lookups:
-    """The lookups of one process, by cache."""
+class Notes(Protocol):
+    """Keys of earlier processes (:class:`cftdiag.cache_keys.Notes`)."""
 
-    def __init__(self) -> None:
+    def known(self, cache: str) -> Sequence[tuple[str, Mapping[str, str]]]: ...
+
+    def add(self, cache: str, key: str, compile_id: str, parts: Mapping[str, str]) -> None: ...
+
+
+class Lookups:
+    """The lookups of one process, by cache; with ``notes`` also those of the processes before it."""
+
+    def __init__(self, notes: Notes | None = None) -> None:
+        self._notes = notes
         self._met: dict[str, deque[tuple[str, Mapping[str, str]]]] = {}
 
     def add(
-        self, cache: str, compile_id: str, parts: Mapping[str, str]
+        self, cache: str, compile_id: str, parts: Mapping[str, str], key: str | None = None
     ) -> tuple[str, tuple[str, ...]] | None:
-        """(compile id, differing parts) of the earlier lookup whose key is nearest to this one; None for the
-        first, and where torch tells no parts.
+        """(name, differing parts) of the earlier lookup whose key is nearest to this one; None for the
+        first, and where torch tells no parts. The name is its compile id, and of another process also when it was.
         """
         if not parts:
             return None
-        met = self._met.setdefault(cache, deque(maxlen=_REMEMBERED))
+        if cache not in self._met:
+            earlier = () if self._notes is None else self._notes.known(cache)
+            self._met[cache] = deque(earlier, maxlen=_REMEMBERED)
+        met = self._met[cache]
+        if self._notes is not None and key is not None:
+            self._notes.add(cache, key, compile_id, parts)
         near = min(
             ((len(names), i, other, names) for i, (other, known) in enumerate(met) for names in [differing(parts, known)]),
             default=None,

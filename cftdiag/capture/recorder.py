@@ -13,6 +13,7 @@ from typing import Any
 from cftdiag.capture import capture_ends
 from cftdiag.capture.assemble import Assembler
 from cftdiag.capture.blocks import Blocks
+from cftdiag.capture.cache_parts import Notes
 from cftdiag.capture.compile_state import Live
 from cftdiag.capture.record import CACHE_ARTIFACTS, GRAPHS, WANTED, Record, named
 from cftdiag.capture.tap import Tap, install, remove
@@ -35,7 +36,8 @@ class Recorder:
     May be entered again, nested in itself or in others, and used in several at once; each sees everything of
     all threads. ``step`` and ``microstep`` are the caller's to set. ``on_event`` is called with each event as
     it becomes known; what it raises ends in ``problems``, never in the training. With ``keep_payloads``
-    graphs and generated code are kept in ``payloads`` by sha256.
+    graphs and generated code are kept in ``payloads`` by sha256. With ``cache_notes`` lookups in compile caches are
+    held against those of earlier processes, and noted for later ones.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class Recorder:
         rank: int = 0,
         on_event: Callable[[Event], None] | None = None,
         keep_payloads: bool = False,
+        cache_notes: Notes | None = None,
     ) -> None:
         self.events: list[Event] = []
         self.graphs: dict[str, set[str]] = {}
@@ -56,7 +59,11 @@ class Recorder:
         """What went wrong inside the recorder itself, at most 20 texts; empty when all is well."""
         self.blocks = Blocks()
         self._on_event = on_event
-        self._assembler = Assembler(rank=rank, keep=self.payloads.__setitem__ if keep_payloads else None)
+        self._assembler = Assembler(
+            rank=rank,
+            keep=self.payloads.__setitem__ if keep_payloads else None,
+            cache_notes=cache_notes,
+        )
         self._tap = Tap(
             self._feed,
             lambda error: self._problem("trace record", error),

@@ -76,12 +76,14 @@ def _one(path: Path) -> dict[str, Any]:
     """JSON-ready: a directory's kinds, or a file's head and what differs here."""
     from cftdiag import artifacts, cache_folder
 
+    row: dict[str, Any]
     if not path.is_file():
         try:
-            return {"schema": "cftdiag.cache/1", **dataclasses.asdict(cache_folder.read(path))}
+            row = {"schema": "cftdiag.cache/1", **dataclasses.asdict(cache_folder.read(path))}
         except ValueError as error:
             raise InputError(str(error)) from error
-    row: dict[str, Any] = {"schema": "cftdiag.cache/1", "path": str(path), "refused": None}
+        return row | {"made_by": _makers(path)}
+    row = {"schema": "cftdiag.cache/1", "path": str(path), "refused": None}
     try:
         head, _ = artifacts.read(path)
     except artifacts.Unusable as error:
@@ -92,6 +94,19 @@ def _one(path: Path) -> dict[str, Any]:
         "differs": {name: list(pair) for name, pair in differs.items()},
         "hits": not differs,
     }
+
+
+def _makers(folder: Path) -> list[dict[str, Any]]:
+    """Versions that made the keys of a directory, as far as the monitor or the trainer has noted them."""
+    from cftdiag import artifacts
+    from cftdiag.cache_keys import Notes
+
+    here = artifacts.fingerprint(None)
+    rows = []
+    for made_by, keys in Notes(folder).made_by():
+        differs = {name: [was, here.get(name)] for name, was in made_by.items() if was != here.get(name)}
+        rows.append({"fingerprint": made_by, "keys": keys, "differs": differs, "hits": not differs})
+    return rows
 
 
 def _device(wanted: str | None) -> str | None:

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
+from cftdiag.cache_keys import Notes
 from cftdiag.capture.untraced import leave_our_frames_alone
 from cftdiag.details import Detail, ErrorDetail, StepDetail
 from cftdiag.events import Event
@@ -171,7 +172,9 @@ class Monitor:
         self._last_event: Event | None = None
         self._told_never_run = False
         self._compiling: dict[str, Any] | None = None
-        self._recorder = Recorder(self._model, on_event=self._on_event, keep_payloads=self._keep_payloads)
+        self._recorder = Recorder(
+            self._model, on_event=self._on_event, keep_payloads=self._keep_payloads, cache_notes=Notes()
+        )
         self._recorder.step = 1
         self._recorder.__enter__()
         self._watched = Watched(

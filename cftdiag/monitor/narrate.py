@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from cftdiag.cache_keys import missed_key
 from cftdiag.error_text import shorten
 from cftdiag.escape import escaped
 from cftdiag.events import Event
@@ -160,9 +161,9 @@ def _lookups(events: list[Event]) -> str:
         cache = _CACHES.get(event.cached.cache or "", event.cached.cache)
         answers.setdefault(f"{cache} cache {event.cached.outcome}", []).append(event)
     parts = [f"{count} x {text}" if (count := len(found)) > 1 else text for text, found in answers.items()]
-    near = next((e.cached for e in events if e.cached.differs), None)
+    near = next((e.cached for e in events if e.cached.nearest is not None), None)
     if near is not None:
-        parts.append(f"differs from {near.nearest} in {', '.join(near.differs or ())}")
+        parts.append(missed_key({"nearest": near.nearest, "differs": near.differs}))
     return (
         f"step {first.step}, {ranks}, compile {first.compile_id} of {first.block or '?'}: {', '.join(parts)}"
     )

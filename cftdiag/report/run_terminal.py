@@ -12,6 +12,7 @@ from typing import Any, TextIO
 from rich.console import Console
 from rich.text import Text
 
+from cftdiag.cache_keys import missed_key
 from cftdiag.report import terminal, wording
 from cftdiag.report.console import console_for, print_line, print_prose, print_table
 
@@ -245,11 +246,7 @@ def _caches(console: Console, data: Mapping[str, Any]) -> None:
     told = [row for row in lookups if row["outcome"] == "miss" and row.get("differs") is not None]
     for row in told[:MAX_ROWS]:
         rank = f"rank {row['rank']}, " if data["ranks"] > 1 else ""
-        parts = ", ".join(row["differs"]) or "nothing that torch tells"
-        print_line(
-            console,
-            f"  {rank}{row['compile_id']} missed {row['cache']}: differs from {row['nearest']} in {parts}",
-        )
+        print_line(console, f"  {rank}{row['compile_id']} missed {row['cache']}: {missed_key(row)}")
     terminal._more(console, len(told) - MAX_ROWS)
 
 

@@ -101,6 +101,15 @@ def show_cache(
         print_table(console, rows, header=("kind", "entries", "size", "age"), right=(1, 2))
         if not rows:
             print_line(console, "  empty")
+        for maker in row.get("made_by") or ():
+            made = ", ".join(f"{name} {value}" for name, value in maker["fingerprint"].items() if value)
+            print_line(console, f"  {maker['keys']} keys made by {made}")
+            told = ", ".join(
+                f"{name} {there or 'none'} there, {here or 'none'} here"
+                for name, (there, here) in maker["differs"].items()
+            )
+            text = f"  none of them hits here: {told}" if told else "  made by the same here: they can hit"
+            print_line(console, Text(text, style="red" if told else "green"))
         if row["foreign"]:
             more = f" and {len(row['foreign']) - 3} more" if len(row["foreign"]) > 3 else ""
             print_prose(

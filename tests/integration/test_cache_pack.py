@@ -72,3 +72,29 @@ def test_what_cannot_be_carried_is_one_line(
     assert run(["cache", *arguments]) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith("error: ") and says in line
+
+
+RECORDED = """
+import json, sys, torch, torch._inductor.config as config
+from cftdiag.cache_keys import Notes
+from cftdiag.capture import Recorder
+config.force_disable_caches = False
+config.max_fusion_size = int(sys.argv[1])
+with Recorder(cache_notes=Notes()) as recorder:
+    torch.compile(torch.matmul)(torch.ones(3, 4), torch.ones(4, 2))
+told = [e.cached for e in recorder.events if e.kind == "cache" and e.cached.cache == "fx_graph"]
+print(json.dumps([[d.outcome, d.nearest, d.differs] for d in told]))
+"""
+
+
+def test_a_later_run_says_which_part_of_its_key_is_another(warm: Warm, tmp_path: Path) -> None:
+    environment = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "TORCHINDUCTOR_FORCE_DISABLE_CACHES": None}
+
+    def told(size: int) -> list[list[object]]:
+        return json.loads(warm.run(RECORDED, str(size), env=environment).stdout.splitlines()[-1])
+
+    tmp_path.chmod(0o755)
+    assert told(64) == [["miss", None, None]]
+    ((outcome, nearest, differs),) = told(63)
+    assert (outcome, differs) == ("miss", ["inductor_config[max_fusion_size]"])
+    assert str(nearest).startswith("0/0 of ")

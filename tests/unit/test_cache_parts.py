@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import monitor_samples
+import pytest
 from test_capture_recordings import read as events_of
 
-from cftdiag import compare
+from cftdiag import artifacts, cache_folder, cache_keys, compare
 from cftdiag.capture import cache_parts
+from cftdiag.cli.main import run
 from cftdiag.details import CacheDetail, plain, read
 from cftdiag.monitor import report as report_run
 from cftdiag.report import run_terminal
@@ -109,3 +112,69 @@ def test_a_runs_report_and_what_changed_between_two(tmp_path: Path) -> None:
         2,
         "worse",
     )
+
+
+def test_a_later_process_knows_the_keys_of_earlier_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    parts = cache_parts.read(KEY)
+    file = tmp_path / cache_folder.KEYS
+
+    def process(name: str) -> cache_parts.Lookups:
+        monkeypatch.setattr(cache_keys, "_process", lambda: name)
+        monkeypatch.setattr(cache_keys, "_WRITTEN", set())
+        return cache_parts.Lookups(cache_keys.Notes())
+
+    first = process("1-1")
+    assert first.add("fx_graph", "0/0", parts, "key0") is None
+    # the trainer's recorder beside the monitor's: the same key once, and no answer to itself
+    assert cache_parts.Lookups(cache_keys.Notes()).add("fx_graph", "0/0", parts, "key0") is None
+    assert len(file.read_text().splitlines()) == 1
+    file.write_bytes(
+        file.read_bytes() + b'{"cache": "fx_graph", "ke\n[1]\n'
+    )  # a line that a killed process left
+    near = process("2-1").add("fx_graph", "0/0", parts | {"torch_version": "other"}, "key1")
+    assert near is not None and near[1] == ("torch_version",)
+    assert re.fullmatch(r"0/0 of \d{4}-\d\d-\d\d \d\d:\d\d", near[0])
+    assert cache_keys.missed_key({"nearest": near[0], "differs": near[1]}).endswith("in torch_version")
+    assert "whose entry is gone" in cache_keys.missed_key({"nearest": near[0], "differs": []})
+
+
+def test_notes_that_cannot_be_kept_cost_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache_keys, "_WRITTEN", set())
+    nowhere = cache_keys.Notes(tmp_path / "none")
+    nowhere.add("fx_graph", "key", "0/0", {"gm": "a"})
+    assert nowhere.known("fx_graph") == [] and not (tmp_path / "none").exists()
+    (tmp_path / cache_folder.KEYS).mkdir()
+    cache_keys.Notes(tmp_path).add("fx_graph", "key", "0/0", {"gm": "a"})
+    assert cache_keys.Notes(tmp_path).known("fx_graph") == []
+
+
+def test_what_others_write_into_the_notes_is_not_shown(tmp_path: Path) -> None:
+    row = {
+        "cache": "fx_graph", "key": "k", "compile_id": "0/0", "time": 1.0, "process": "9-9", "made_by": {},
+        "parts": {"gm": "a", "\x1b[31mred": "b"},
+    }  # fmt: skip
+    file = tmp_path / cache_folder.KEYS
+    file.write_text(json.dumps(row) + "\n" + json.dumps(row | {"compile_id": "\x1b[2J"}) + "\n")
+    assert [parts for _, parts in cache_keys.Notes(tmp_path).known("fx_graph")] == [{"gm": "a"}]
+
+
+def test_the_verb_says_by_which_versions_a_directory_was_filled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    notes = cache_keys.Notes(tmp_path)
+    monkeypatch.setattr(cache_keys, "_WRITTEN", set())
+    here = artifacts.fingerprint(None)
+    notes.add("fx_graph", "a", "0/0", {"gm": "a"})
+    monkeypatch.setattr(artifacts, "fingerprint", lambda devices: here | {"torch": "2.9.0"})
+    notes.add("fx_graph", "b", "0/0", {"gm": "b"})
+    monkeypatch.setattr(artifacts, "fingerprint", lambda devices: here)
+    assert run(["cache", str(tmp_path)]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "1 keys made by" in shown and "they can hit" in shown
+    assert f"none of them hits here: torch 2.9.0 there, {here['torch']} here" in shown
+    assert run(["cache", str(tmp_path), "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert [(m["keys"], m["hits"]) for m in row["made_by"]] == [(1, False), (1, True)] and row["kinds"] == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import monitor_samples as samples
 
+from trainer import metrics
 from trainer.recording import Recording
 
 TEXT, VISION = ("text.layers.0", "text.layers.1"), ("vision.blocks.0", "vision.blocks.1")
@@ -28,3 +29,23 @@ def test_the_answers_of_the_compile_caches_are_counted_by_step() -> None:
     )
     assert recording.step()["caches"] == {"fx_graph hit": 2, "aotautograd miss": 1}
     assert "caches" not in recording.step()
+
+
+def test_a_miss_says_what_of_its_key_is_another() -> None:
+    recording = Recording(rank=0)
+    near = {"nearest": "0/0 of 2026-11-30 09:12", "differs": ["torch_version"]}
+    recording.recorder.events.append(
+        samples.event("cache", detail={"cache": "fx_graph", "outcome": "miss", **near})
+    )
+    step = recording.step()
+    assert step["cache_misses"] == [{"cache": "fx_graph", "compile_id": "0/1", "block": "layers.0", **near}]
+    record = {
+        "step": 1,
+        "loss": 1.0,
+        "grad_norm": 1.0,
+        "grad_norm_raw": 1.0,
+        "lr": 1.0,
+        "tokens_per_second": 1.0,
+    }
+    text = metrics.summary({**record, **step})
+    assert text.endswith("missed fx_graph: differs from 0/0 of 2026-11-30 09:12 in torch_version")

@@ -31,6 +31,7 @@ class Fault:
     setup: str = ""
     before_step: str = ""
     step: str = ""
+    watch: str = ""
     shapes: Sequence[tuple[int, int]] = ((2, 12),) * 4
     compile: Mapping[str, Any] | None = None
     styles: tuple[str, ...] = STYLES
@@ -41,9 +42,10 @@ class Fault:
     advice: str = ""
     mended: Mapping[str, Any] | None = None
     alone: bool = False
+    fails_eager: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("body", "top", "init", "setup", "before_step", "step"):
+        for name in ("body", "top", "init", "setup", "before_step", "step", "watch"):
             object.__setattr__(self, name, textwrap.dedent(getattr(self, name)).strip("\n"))
         unknown = set(self.styles) - set(STYLES)
         if unknown:

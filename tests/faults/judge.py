@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
+import operator
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -253,14 +254,36 @@ def _remedy(own: Sequence[Mapping[str, Any]], want: Expected, mended: Callable[[
         yield f"the remedy {want.advice!r}, carried out by hand, does not end the fault in torch's log"
 
 
-def numbers_differ(compiled: Mapping[str, Any], eager: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """A record of its own for the first step whose loss is another compiled than it is eager; torch logs none."""
-    for step, (one, other) in enumerate(zip(compiled["losses"], eager["losses"], strict=False), 1):
-        if abs(one - other) > 1e-3 * max(abs(other), 1e-6):
-            return [
-                {"kind": "numerics", "step": step, "block": "", "text": f"loss {one} compiled, {other} eager"}
-            ]
-    return []
+def needs_eager(program: Program) -> bool:
+    """True where a fault of the program shows only beside the same steps run eager; torch logs nothing of it."""
+    return any(p.fault.kind == "numerics" or p.fault.watch for p in program.placed)
+
+
+def differ(
+    program: Program, compiled: Mapping[str, Any], eager: Mapping[str, Any]
+) -> Iterable[dict[str, Any]]:
+    """Records of our own: the first step whose loss, or a value that a fault watches, is another compiled than eager."""
+    for number, placed in enumerate(program.placed):
+        kind, name, same = placed.fault.kind, "", operator.eq
+        if kind == "numerics":
+            name, same, runs = "loss ", _close, (compiled["losses"], eager["losses"])
+        elif placed.fault.watch:
+            runs = tuple([values[str(number)] for values in run["watched"]] for run in (compiled, eager))
+        else:
+            continue
+        for step, (one, other) in enumerate(zip(*runs, strict=False), 1):
+            if not same(one, other):
+                yield {
+                    "kind": kind,
+                    "step": step,
+                    "block": "",
+                    "text": f"{name}{one} compiled, {other} eager",
+                }
+                break
+
+
+def _close(one: float, other: float) -> bool:
+    return abs(one - other) <= 1e-3 * max(abs(other), 1e-6)
 
 
 def compiles_differ(report: Mapping[str, Any], truth: Mapping[str, Any]) -> list[str]:

@@ -259,7 +259,7 @@ def _program(
         expression = f"block.{choice.attribute}" if choice.attribute else "block"
         holders.append(f"[{expression} for i, (_, block) in enumerate(blocks_of(model)){numbers}]")
     arguments = "model, blocks, holders, home"
-    before = []
+    before, watched = [], []
     for number, choice in enumerate(choices):
         fault = choice.fault
         home = homes[number] or "modeling"
@@ -271,6 +271,11 @@ def _program(
             parts.append(_function(f"before_{number}", arguments + ", i", fault.before_step))
             before.append(
                 f"before_{number}(model, [b for _, b in blocks_of(model)], {holders[number]}, {home}, i)"
+            )
+        if fault.watch:
+            parts.append(_function(f"watch_{number}", arguments, fault.watch))
+            watched.append(
+                f"{number}: watch_{number}(model, [b for _, b in blocks_of(model)], {holders[number]}, {home})"
             )
     build = ["torch.manual_seed(0)", f"config = transformers.AutoConfig.for_model({arch.type!r}, **CONFIG)"]
     build += ["config.use_cache = False", f"model = modeling.{arch.model}(config).train()"]
@@ -307,6 +312,8 @@ def _program(
         )
     )
     parts.append(_function("before_step", "model, i", "\n".join(before)))
+    if watched:
+        parts.append(_function("watched", "model", f"return {{{', '.join(watched)}}}"))
     parts.append(
         _function(
             "build",

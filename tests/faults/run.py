@@ -27,9 +27,10 @@ from tests.faults.judge import (
     claims,
     compare,
     compiles_differ,
+    differ,
     expected,
     mends,
-    numbers_differ,
+    needs_eager,
     refuted,
     show,
 )
@@ -142,13 +143,14 @@ def one(
         second = random.random() < SECOND
         program = draw(known, name, random, where, second=second, architecture=architecture)
         truth = bench.truth.observe(program.path, backend=_backend(program))
-        if any(p.fault.kind == "numerics" for p in program.placed):
-            truth["events"] += numbers_differ(truth, bench.truth.observe(program.path, backend=""))
+        if needs_eager(program):
+            truth["events"] += differ(program, truth, bench.truth.observe(program.path, backend=""))
         (where / "torch_log.txt").write_text(
             "\n\n".join(_line(e) for e in truth["events"]) + f"\n{truth['error']}\n"
         )
         try:
-            if truth["error"] and bench.truth.observe(program.path, backend="")["error"]:
+            fails = any(p.fault.fails_eager for p in program.placed)
+            if truth["error"] and not fails and bench.truth.observe(program.path, backend="")["error"]:
                 raise NotConfirmed(f"it fails without torch.compile too: {truth['error']}")
             wanted = expected(program, truth)
         except NotConfirmed as reason:
@@ -227,8 +229,8 @@ def _carry_out(
 
 
 def _backend(program: Program) -> str:
-    """Breaks and recompiles are Dynamo's; what fails in the backward graph needs AOTAutograd."""
-    return "aot_eager" if any(p.fault.kind == "error" for p in program.placed) else "eager"
+    """Breaks and recompiles are Dynamo's; what fails in the backward graph, or is about it, needs AOTAutograd."""
+    return "aot_eager" if any(p.fault.kind in ("error", "perf") for p in program.placed) else "eager"
 
 
 def _line(event: dict[str, Any]) -> str:
@@ -244,8 +246,8 @@ def _mended(bench: Bench, program: Program, placed: Placed) -> bool:
     rebuilt = rewrite(program, {placed.injector: fault}, folder)
     (after,) = (p for p in rebuilt.placed if p.injector == placed.injector)
     truth = bench.truth.observe(rebuilt.path, backend=_backend(program))
-    if placed.fault.kind == "numerics":
-        truth["events"] += numbers_differ(truth, bench.truth.observe(rebuilt.path, backend=""))
+    if needs_eager(rebuilt):
+        truth["events"] += differ(rebuilt, truth, bench.truth.observe(rebuilt.path, backend=""))
     return mends(placed, after, truth)
 
 

@@ -57,8 +57,10 @@ def observe(path: str, *, backend: str, edit: str) -> dict[str, Any]:
     """Run a program's steps in this process; compiled in place as its user would, or eager where ``backend`` is "".
 
     ``edit`` is what a check prints beside a remedy (see carry_out.py), done to the program first. The answer has
-    ``events`` (see :class:`TorchLog`), ``error`` (the text of what a step raised), ``losses`` and ``graphs``, the step
-    of each graph that Dynamo gave its backend.
+    ``events`` (see :class:`TorchLog`), ``error`` (the text of what a step raised), ``losses``, ``watched`` (what the
+    faults watch, after each step) and ``graphs``, the step of each graph that Dynamo gave its backend.
+
+    A compiled block that is never called, and compiled blocks of which no graph ever comes, are records too.
     """
     import torch
 
@@ -80,17 +82,20 @@ def observe(path: str, *, backend: str, edit: str) -> dict[str, Any]:
     batches = carry_out.batches_of(change, program.make_batches())
     if change.warm_up:
         model(**batches[0])
+    calls: dict[str, int] = {}
     if backend:
         for name, block in program.blocks_of(model):
+            calls[name] = 0
             block.compile(**{"backend": backend, **program.COMPILE, **change.keywords})
-            call = _noted(block._compiled_call_impl, name, log)
+            call = _noted(block._compiled_call_impl, name, log, calls)
             block._compiled_call_impl = carry_out.arguments_changed(change, block, call)
-    losses, error = [], ""
+    losses, error, watched = [], "", []
     for i, batch in enumerate(batches):
         log.step = i + 1
         try:
             program.before_step(model, i)
             losses.append(float(program.step(model, batch)))
+            watched.append({n: repr(v) for n, v in getattr(program, "watched", lambda _: {})(model).items()})
         except Exception as raised:  # noqa: BLE001 - an error is what some faults are about
             error = f"{type(raised).__name__}: {raised}"
             log.add("error", error)
@@ -98,7 +103,20 @@ def observe(path: str, *, backend: str, edit: str) -> dict[str, Any]:
     assert not any(name.partition(".")[0] == "cftdiag" for name in sys.modules), (
         "our code is in the process of the truth"
     )
-    return {"events": log.events, "error": error, "losses": losses, "graphs": graphs}
+    if not error:
+        _note_silence(log, calls, graphs, len(batches))
+    return {"events": log.events, "error": error, "losses": losses, "watched": watched, "graphs": graphs}
+
+
+def _note_silence(log: TorchLog, calls: dict[str, int], graphs: list[int], steps: int) -> None:
+    """What torch says nothing of: compiled blocks that no step calls, or whose calls never come to a graph."""
+    never = [name for name, count in calls.items() if not count]
+    called = [name for name in calls if name not in never]
+    for log.step in range(1, steps + 1):
+        for log.block in never:
+            log.add("error", "the compiled block was never called")
+        for log.block in called if not graphs else ():
+            log.add("perf", "the compiled block was called and Dynamo gave its backend no graph")
 
 
 def _count_graphs(name: str, count: Callable[[], None]) -> None:
@@ -114,8 +132,9 @@ def _count_graphs(name: str, count: Callable[[], None]) -> None:
     registry._COMPILER_FNS[name] = counted
 
 
-def _noted(call: Any, name: str, log: TorchLog) -> Any:
+def _noted(call: Any, name: str, log: TorchLog, calls: dict[str, int]) -> Any:
     def noted(*args: Any, **kwargs: Any) -> Any:
+        calls[name] += 1
         before, log.block = log.block, name
         try:
             return call(*args, **kwargs)
@@ -161,6 +180,7 @@ class Truth:
                 "events": [],
                 "error": f"the program ended with status {line.strip()}",
                 "losses": [],
+                "watched": [],
                 "graphs": [],
             }
         return json.loads(text)
@@ -179,6 +199,7 @@ def _child(request: dict[str, Any]) -> None:
             "events": [],
             "error": f"{type(raised).__name__}: {raised}",
             "losses": [],
+            "watched": [],
             "graphs": [],
             "broken": True,
         }

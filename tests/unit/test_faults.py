@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import re
 from pathlib import Path
 from random import Random
@@ -18,12 +19,14 @@ from tests.faults.judge import (
     claims,
     compare,
     compiles_differ,
+    differ,
     expected,
-    numbers_differ,
+    needs_eager,
     places,
     refuted,
 )
 from tests.faults.program import Choice, Program, draw, write
+from tests.faults.truth import TorchLog, _note_silence
 
 LLAMA = next(a for a in ARCHITECTURES if a.type == "llama")
 BREAK = Fault(
@@ -287,7 +290,32 @@ def test_compiles_and_losses_are_held_against_torch() -> None:
     report = {"compiles": [{"step": 3}, {"step": 1}]}
     assert not compiles_differ(report, {"graphs": [1, 3]})
     assert "torch's at [1]" in compiles_differ(report, {"graphs": [1]})[0]
+
+
+def test_what_torch_does_not_log_is_held_against_the_same_steps_run_eager(tmp_path: Path) -> None:
+    numbers = program(tmp_path / "numbers", dataclasses.replace(BREAK, kind="numerics"))
     same = {"losses": [1.0, 2.0]}
-    assert not numbers_differ({"losses": [1.0, 2.0001]}, same)
-    (event,) = numbers_differ({"losses": [1.0, 2.5]}, same)
-    assert (event["kind"], event["step"]) == ("numerics", 2)
+    assert not list(differ(numbers, {"losses": [1.0, 2.0001]}, same))
+    (event,) = differ(numbers, {"losses": [1.0, 2.5]}, same)
+    assert (event["kind"], event["step"], event["text"]) == ("numerics", 2, "loss 2.5 compiled, 2.0 eager")
+    assert not needs_eager(program(tmp_path / "break")) and needs_eager(numbers)
+
+    hook = program(
+        tmp_path / "hook", dataclasses.replace(BREAK, kind="error", watch="return len(model.seen)")
+    )
+    assert needs_eager(hook) and "return {0: watch_0(model," in hook.path.read_text()
+    seen = {"losses": [1.0, 1.0], "watched": [{"0": "0"}, {"0": "2"}]}
+    assert not list(differ(hook, seen, seen))
+    (event,) = differ(hook, {**seen, "watched": [{"0": "0"}, {"0": "0"}]}, seen)
+    assert (event["kind"], event["step"], event["text"]) == ("error", 2, "0 compiled, 2 eager")
+
+
+def test_blocks_that_never_run_compiled_are_records_of_the_truth() -> None:
+    def noted(calls: dict[str, int], graphs: list[int]) -> list[tuple[str, int, str]]:
+        log = TorchLog()
+        _note_silence(log, calls, graphs, 2)
+        return [(e["kind"], e["step"], e["block"]) for e in log.events]
+
+    assert noted({"a": 2, "b": 2}, [1]) == []
+    assert noted({"a": 2, "b": 0}, [1]) == [("error", 1, "b"), ("error", 2, "b")]
+    assert noted({"a": 2}, []) == [("perf", 1, "a"), ("perf", 2, "a")]

@@ -744,7 +744,7 @@ CARRIED_OUT = (
     ),
     CarriedOut(
         cause="closure_identity",
-        remedy="Build the mask",
+        remedy="Where {argument} needs none",
         edits=(
             ("def forward(self, x, mask_function):", "def forward(self, x, mask):"),
             ("        position = torch.arange(x.shape[1])\n", ""),

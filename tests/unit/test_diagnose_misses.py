@@ -407,6 +407,7 @@ def test_a_function_is_named_by_what_holds_it(guard: str, function: str) -> None
     found = the(diagnose([compiled(), missed(guard)], Context(blocks=BLOCKS)))
     assert found.cause == "closure_identity" and found.explanation.startswith(f"`{function}` ")
     assert found.remedies[0].summary.startswith(f"Build {function} once")
+    assert f"{function} needs none" in found.remedies[1].summary and len(found.remedies) == 2
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,9 @@ CAUSES = (
             Remedy(
                 summary="Build {argument} once, outside the loop, and carry what changes in tensors that it closes over."
             ),
-            Remedy(summary="Build the mask (or BlockMask) outside the block and pass it."),
+            Remedy(
+                summary="Where {argument} needs none of the block's own tensors: call it outside the block, and pass what it returns."
+            ),
         ),
     ),
     cause(

@@ -75,6 +75,7 @@ def _probes(main: BuiltPass, options: CheckOptions, numerics: Numerics | None) -
     return Probes(
         late_hooks=() if result is None else result.late_hooks,
         saved_tensor_hooks=() if result is None else result.saved_tensor_hooks,
+        passed_by=() if result is None else result.passed_by,
         main_thread_limit=program.limit,
         calls={} if options.compile.scope == "none" else dict(main.calls),
         numerics=numerics,

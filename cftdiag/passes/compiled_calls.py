@@ -8,16 +8,21 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import inspect
+import linecache
 import os
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from types import FrameType
 from typing import Any
 
 import torch
 
 from cftdiag.capture import Recorder, counting, track
-from cftdiag.diagnose.engine.probes import LateHook, SavedHook
+from cftdiag.diagnose.engine.probes import LateHook, PassedBy, SavedHook
+from cftdiag.frames import Frame
 from cftdiag.torch_private import compiled_call, dynamo
 from cftdiag.torch_private.dynamo import is_compile_failure
 from cftdiag.torch_private.objects import HOOKS, hooks
@@ -49,11 +54,14 @@ class Watch:
         """``mark_dynamic`` or ``mark_unbacked`` -> parameter of the module's forward -> dimensions."""
         self._failures: dict[str, list[Any]] = {}
         self._hooks: dict[str, tuple[torch.nn.Module, set[tuple[str, str, int]]]] = {}
+        self._modules: dict[str, torch.nn.Module] = {}
+        self._silent: dict[str, PassedBy] = {}
         self._undo: list[Callable[[], None]] = []
 
     def instrument(self, module: torch.nn.Module, fqn: str, recorder: Recorder) -> None:
         """Wrap the compiled call of ``module``; its name in every report is ``fqn``."""
         track(module, fqn, recorder)
+        self._modules[fqn] = module
 
         def around(call: compiled_call.Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             self._before(module, fqn, args, kwargs)
@@ -75,6 +83,8 @@ class Watch:
 
     def undo(self) -> None:
         """Leave every instrumented module as it was before it was compiled."""
+        for fqn in self._silent:
+            self._modules[fqn].__dict__.pop("forward", None)
         for undo in reversed(self._undo):
             undo()
         self._undo.clear()
@@ -85,6 +95,8 @@ class Watch:
         self, module: torch.nn.Module, fqn: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> None:
         self.calls[fqn] += 1
+        if self._silent.pop(fqn, None) is not None:
+            del module.__dict__["forward"]  # Dynamo is about to read it
         if fqn not in self._hooks:
             self._hooks[fqn] = (module, _hooks(module))
         for mark, wanted in self.marks.items():
@@ -103,7 +115,7 @@ class Watch:
         found = self.saved_hooks.get(fqn) or SavedHook(block=fqn, file=file, line=line)
         self.saved_hooks[fqn] = dataclasses.replace(
             found,
-            packs=found.packs + 1,
+            calls=found.calls + 1,
             hook=f"{os.path.basename(file or '?')}:{found.line} {getattr(pack, '__name__', pack)}",
         )
 
@@ -135,6 +147,32 @@ class Watch:
         return False
 
     # ---- between steps ----
+
+    @property
+    def passed_by(self) -> tuple[PassedBy, ...]:
+        """The compiled blocks whose compiled call no step made, with the line that called their forward instead."""
+        return tuple(self._silent.values())
+
+    def look_past_silent_calls(self) -> None:
+        """From now on note who calls the forward of a block whose compiled call was never made.
+
+        No graph has that block in it as long as it stands alone; its forward is its own again at its first compiled call.
+        """
+        for fqn, module in self._modules.items():
+            if self.calls[fqn] or fqn in self._silent or "forward" in module.__dict__:
+                continue
+            self._silent[fqn] = PassedBy(block=fqn)
+            module.forward = self._noting(fqn, module.forward)
+
+    def _noting(self, fqn: str, forward: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(forward)
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            known = self._silent.get(fqn)
+            if known is not None and known.by is None:
+                self._silent[fqn] = dataclasses.replace(known, by=_caller(sys._getframe(1)))
+            return forward(*args, **kwargs)
+
+        return noted
 
     def look_for_late_hooks(self, step: int) -> None:
         """Note hooks that were put on a compiled module's insides after its first compiled call."""
@@ -187,6 +225,18 @@ def compiles_seen(
         yield
     finally:
         torch.nn.Module.compile = original  # type: ignore[method-assign]
+
+
+def _caller(frame: FrameType | None) -> Frame | None:
+    """The innermost line outside of torch from here outwards."""
+    torch_folder = os.path.dirname(torch.__file__)
+    while frame is not None and frame.f_code.co_filename.startswith(torch_folder):
+        frame = frame.f_back
+    if frame is None:
+        return None
+    file, line = frame.f_code.co_filename, frame.f_lineno
+    code = linecache.getline(file, line, frame.f_globals).strip()
+    return Frame(file=file, line=line, function=frame.f_code.co_name, code=code or None)
 
 
 def is_checkpoint_failure(error: BaseException) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from types import NoneType, UnionType
 from typing import Any
 
-from cftdiag.diagnose.engine.probes import LateHook, Numerics, SavedHook
+from cftdiag.diagnose.engine.probes import LateHook, Numerics, PassedBy, SavedHook
 from cftdiag.diagnose.wrong_code import WrongCode
 from cftdiag.events import Event, Frame
 from cftdiag.forecast.lengths import Shape
@@ -193,6 +193,7 @@ class Result:
     """Parameters that got a gradient in some step."""
     late_hooks: tuple[LateHook, ...] = ()
     saved_tensor_hooks: tuple[SavedHook, ...] = ()
+    passed_by: tuple[PassedBy, ...] = ()
     numerics: Numerics | None = None
     wrong_code: tuple[WrongCode, ...] = ()
     undetermined: tuple[Assumption, ...] = ()

@@ -307,6 +307,8 @@ class _Pass:
         if self.subject.before_step is not None:
             self.subject.before_step(self.subject.model, i)
         self.watch.look_for_late_hooks(i + 1)
+        if i and self.subject.wrap is None and self.options.compile.scope in BY_BLOCK:
+            self.watch.look_past_silent_calls()
         with self.skip():
             if self.program is not None:
                 loss = self.program.step(dict(batch))
@@ -409,6 +411,7 @@ class _Pass:
                 trained=tuple(sorted(self.trained)),
                 late_hooks=tuple(self.watch.late_hooks),
                 saved_tensor_hooks=tuple(self.watch.saved_hooks.values()),
+                passed_by=self.watch.passed_by,
                 numerics=self.numerics(),
                 wrong_code=tuple(
                     dataclasses.replace(found, block=recorder.owner(found.compile_id or ""))

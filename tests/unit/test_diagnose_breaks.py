@@ -717,7 +717,7 @@ PROBES: list[tuple[Probes, dict[str, Any], tuple[str, str, str]]] = [
         ("numerics", "silent_wrong_numerics", "error"),
     ),
     (
-        Probes(saved_tensor_hooks=(SavedHook(block="layers.0", packs=6, hook="a.py:3 f"),)),
+        Probes(saved_tensor_hooks=(SavedHook(block="layers.0", calls=6, hook="a.py:3 f"),)),
         {},
         ("perf", "saved_tensor_hooks_whole_graph", "warning"),
     ),

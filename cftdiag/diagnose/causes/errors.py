@@ -169,6 +169,18 @@ CAUSES = (
     ),
 )
 
+#: Remedies of blocks that ran beside their compiled code, and of blocks that did not run.
+FORWARD_CALLED = (
+    Remedy(summary="Call the block itself at `{code}`, as in block(x): block.forward(x) runs it uncompiled."),
+    Remedy(summary="Where forward has to be what is called: block.forward = torch.compile(block.forward)."),
+)
+NOT_RUN = (
+    Remedy(
+        summary="Leave {blocks} out of what is compiled; or, if it should train, look where the model leaves it out (a smaller "
+        "number of layers in its config, an early exit)."
+    ),
+)
+
 _METADATA = re.compile(r"(saved|recomputed) metadata: \{(.*?)\}", re.S)
 _DTYPE = re.compile(r"'dtype': ([\w.]+)")
 

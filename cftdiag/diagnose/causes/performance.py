@@ -77,7 +77,8 @@ CAUSES = (
     ),
     cause(
         "saved_tensor_hooks_whole_graph",
-        says="Hooks {hook} pack all tensors that `{block}` saves at once{counts}: within the compiled block nothing is saved.",
+        says="Hook {hook} is given all tensors that a compiled block saves at once, after its forward, and gives all back "
+        "before its backward: it saves no memory within the block.",
         kinds=("perf",),
         remedies=(
             Remedy(

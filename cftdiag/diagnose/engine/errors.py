@@ -227,7 +227,19 @@ def _hooks(events: Sequence[Event], context: Context, drafts: Drafts) -> None:
             "why": "its compiled code was never called",
         }
         skipped = context.probes.skipped_frames
-        if skipped:
+        by = {p.block: p.by for p in context.probes.passed_by}
+        line = next((frame for frame in by.values() if frame is not None), None)
+        if line is not None:
+            draft.where = places.of(line)
+            draft.facts["code"] = places.named(draft.where)
+            draft.facts["why"] = (
+                f"`{draft.facts['code']}` calls its forward, past what compiling it put into its call"
+            )
+            draft.remedies, draft.only_own = errors.FORWARD_CALLED, True
+        elif all(name in by for name in never):
+            draft.facts["why"] = "no step runs it"
+            draft.remedies, draft.only_own = errors.NOT_RUN, True
+        elif skipped:
             cls, file = skipped[0].cls, skipped[0].file
             draft.facts["skipped_class"] = cls
             draft.facts["why"] = f"Dynamo skips the frames of torch's own files, and {cls}.forward is in one"
@@ -344,14 +356,10 @@ def _saved_tensors(context: Context, drafts: Drafts) -> None:
         draft, new = drafts.get("perf", "saved_tensor_hooks_whole_graph", "warning")
         draft.count += 1
         draft.blocks += [b for b in [hook.block] if b not in draft.blocks]
-        draft.note(f"{hook.block}: {hook.packs} tensors packed at once, hook {hook.hook}")
+        draft.note(f"{hook.block}: hook {hook.hook} was in force in {hook.calls} compiled calls")
         if new:
             draft.where = Where(file=hook.file, line=hook.line, function=hook.hook)
-            draft.facts = {
-                "hook": hook.hook,
-                "block": hook.block,
-                "counts": f" ({hook.packs} of them)" if hook.packs else "",
-            }
+            draft.facts = {"hook": hook.hook}
 
 
 def _ranks(events: Sequence[Event], drafts: Drafts) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from cftdiag.details import ErrorDetail
 from cftdiag.diagnose.wrong_code import WrongCode
+from cftdiag.frames import Frame
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,11 +31,20 @@ class SavedHook:
     """A block that ran compiled under ``torch.autograd.graph.saved_tensors_hooks`` other than a checkpoint's."""
 
     block: str
-    packs: int = 0
-    """Tensors packed at once, a call."""
+    calls: int = 0
+    """Compiled calls of the block that ran under the hooks."""
     hook: str | None = None
     file: str | None = None
     line: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class PassedBy:
+    """A compiled block whose compiled call no step makes."""
+
+    block: str
+    by: Frame | None = None
+    """The line that calls its forward instead; None where nothing runs the block."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,6 +98,8 @@ class Probes:
     late_hooks: tuple[LateHook, ...] = ()
     never_run: tuple[str, ...] = ()
     """Blocks that were compiled and whose compiled code was never called."""
+    passed_by: tuple[PassedBy, ...] = ()
+    """Those of them that were watched for a step."""
     skipped_frames: tuple[SkippedFrame, ...] = ()
     calls: Mapping[str, int] = dataclasses.field(default_factory=dict)
     """How often each compiled block was called."""

@@ -20,6 +20,7 @@ from typing import Any
 _COMMENT = re.compile(r"#\s*cftdiag:\s*ignore\b(?P<rest>.*)")
 _CAUSES = re.compile(r"\[(?P<causes>[^\]]*)\]\s*(?P<reason>.*)")
 
+_OURS = Path(__file__).resolve().parents[1]
 #: Modules of the project that are read for comments: a bound for trees that import everything.
 _MOST_FILES = 500
 
@@ -156,14 +157,14 @@ def _same_file(one: str, other: str) -> bool:
 
 def project_files(starts: Iterable[Path]) -> list[Path]:
     """The files given and the modules of the same project that they import, however deep; installed packages
-    are left out.
+    are left out, and so is this one from a checkout of its own.
     """
     todo = [path.resolve() for path in starts if path.is_file() and path.suffix == ".py"]
     roots = list(dict.fromkeys([*(path.parent for path in todo), Path.cwd()]))
     seen: dict[Path, None] = {}
     while todo and len(seen) < _MOST_FILES:
         path = todo.pop()
-        if path in seen or {"site-packages", "dist-packages"} & set(path.parts):
+        if path in seen or {"site-packages", "dist-packages"} & set(path.parts) or path.is_relative_to(_OURS):
             continue
         seen[path] = None
         try:
@@ -177,13 +178,22 @@ def project_files(starts: Iterable[Path]) -> list[Path]:
 
 
 def _imported(tree: ast.Module) -> Iterator[tuple[str, int]]:
-    for node in ast.walk(tree):
+    for node in _within(tree):
         if isinstance(node, ast.Import):
             yield from ((alias.name, 0) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             base = node.module or ""
             yield base, node.level
             yield from ((f"{base}.{alias.name}".strip("."), node.level) for alias in node.names)
+
+
+def _within(node: ast.AST) -> Iterator[ast.AST]:
+    """The statements of a module at any depth; the expressions, which are most of a tree, hold none."""
+    for name in ("body", "orelse", "finalbody", "handlers", "cases"):
+        part = getattr(node, name, ())
+        for inner in part if isinstance(part, list) else ():
+            yield inner
+            yield from _within(inner)
 
 
 def _module(root: Path, name: str) -> list[Path]:

@@ -31,7 +31,8 @@ def main(arguments: list[str] | None = None) -> int:
         "--proofs",
         choices=("some", "all", "none"),
         default="some",
-        help="prove remedies for three in ten and where nothing else judges one (default), for all, or only there",
+        help="check one in ten as a user would, remedies and numbers included, and of the others what their fault needs "
+        "(default); all; or none",
     )
     parser.add_argument("--from", type=int, default=0, dest="first", help="begin with fault I of the seed")
     parser.add_argument("--list", action="store_true", help="name the injectors and end")

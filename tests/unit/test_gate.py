@@ -197,7 +197,9 @@ def test_without_a_conclusion_no_comment_is_called_unused(tmp_path: Path) -> Non
 def test_comments_of_what_the_model_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name, text in {
-        "train.py": "import json\nfrom pkg import model\n",
+        "train.py": "import cftdiag\nfrom pkg import model\nif 1:\n    try:\n        import late\n    except E:\n        import never\n",
+        "late.py": "match 1:\n    case 1:\n        import json",
+        "never.py": "",
         "pkg/__init__.py": "",
         "pkg/model.py": "from . import blocks\nfrom .deep.inner import f\n",
         "pkg/blocks.py": "import train\n",
@@ -211,6 +213,8 @@ def test_comments_of_what_the_model_imports(tmp_path: Path, monkeypatch: pytest.
     found = {str(path.relative_to(tmp_path)) for path in project_files([tmp_path / "train.py"])}
     assert found == {
         "train.py",
+        "late.py",
+        "never.py",
         "pkg/__init__.py",
         "pkg/model.py",
         "pkg/blocks.py",

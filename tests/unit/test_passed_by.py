@@ -13,7 +13,10 @@ from cftdiag.diagnose.engine.probes import PassedBy, Probes
 from cftdiag.frames import Frame
 from cftdiag.passes.compiled_calls import Watch
 
-BLOCKS = (Block(fqn="layers.0", cls="B", kind="B", index=0), Block(fqn="layers.1", cls="B", kind="B", index=1))
+BLOCKS = (
+    Block(fqn="layers.0", cls="B", kind="B", index=0),
+    Block(fqn="layers.1", cls="B", kind="B", index=1),
+)
 
 
 class Doubled(torch.nn.Module):

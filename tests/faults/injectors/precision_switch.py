@@ -4,7 +4,6 @@ from random import Random
 
 from tests.faults.fault import Fault
 
-
 CHECKPOINTED = """
     from torch.utils.checkpoint import checkpoint
 

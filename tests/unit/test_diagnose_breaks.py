@@ -731,6 +731,15 @@ def test_what_behaviour_shows(probes: Probes, more: dict[str, Any], expected: tu
     assert (found.kind, found.cause, found.severity) == expected
 
 
+def test_a_hook_is_placed_in_its_function() -> None:
+    late = LateHook(block="layers.0", module="layers.0.p", hook="a.py:3 f", step=2, file="/x/a.py", line=3)
+    saved = SavedHook(block="layers.0", calls=6, hook="a.py:3 f", file="/x/a.py", line=3)
+    for probes in (Probes(late_hooks=(late,)), Probes(saved_tensor_hooks=(saved,))):
+        found = the(diagnose([], Context(blocks=BLOCKS, probes=probes)))
+        assert found.where == Where(file="/x/a.py", line=3, function="f")
+        assert "a.py:3 f" in found.explanation
+
+
 def test_skipped_cuda_graphs_are_counted_by_their_reason() -> None:
     skip = "skipping cudagraphs due to mutated inputs (1 instances). Found from : \n   File m.py"
     events = [

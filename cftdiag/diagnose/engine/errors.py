@@ -215,7 +215,9 @@ def _hooks(events: Sequence[Event], context: Context, drafts: Drafts) -> None:
         draft.count += 1
         draft.note(f"{hook.kind} hook {hook.hook} on {hook.module}, step {hook.step}")
         if new:
-            draft.where = Where(file=hook.file, line=hook.line, function=hook.hook)
+            draft.where = Where(
+                file=hook.file, line=hook.line, function=hook.hook and hook.hook.rpartition(" ")[2]
+            )
             draft.facts = {"hook": hook.hook, "module": hook.module, "step": hook.step}
     never = context.probes.never_run
     if never and not drafts.of("error"):
@@ -358,7 +360,9 @@ def _saved_tensors(context: Context, drafts: Drafts) -> None:
         draft.blocks += [b for b in [hook.block] if b not in draft.blocks]
         draft.note(f"{hook.block}: hook {hook.hook} was in force in {hook.calls} compiled calls")
         if new:
-            draft.where = Where(file=hook.file, line=hook.line, function=hook.hook)
+            draft.where = Where(
+                file=hook.file, line=hook.line, function=hook.hook and hook.hook.rpartition(" ")[2]
+            )
             draft.facts = {"hook": hook.hook}
 
 

@@ -15,6 +15,7 @@ from cftdiag.events import Event
 _ITEM = "Unsupported Tensor.item() call with capture_scalar_outputs=False"
 #: Breaks that make a Python number or list of a tensor: whether a branch follows is seen further down.
 _READS = ("tensor.item", "tensor.tolist")
+_BY_TORCH = "torch itself breaks the graph around a compiled optimizer.step; the step proper is one graph between the breaks."
 
 
 def gather(events: Sequence[Event], context: Context, drafts: Drafts) -> None:
@@ -79,7 +80,8 @@ def _draft(event: Event, same: list[Event], feeds: list[Event], context: Context
         cause = "tensor.item"
     frame = break_words.site(event, cause)
     severity = "error" if context.wrap or same or feeds or not _captured(event, cause, context) else "warning"
-    if _around_an_optimizer(event):
+    by_torch = _around_an_optimizer(event)
+    if by_torch:
         severity = "info"
     draft, new = drafts.get("graph_break", cause, severity, frame and (frame.file, frame.line))
     if new:
@@ -88,6 +90,8 @@ def _draft(event: Event, same: list[Event], feeds: list[Event], context: Context
         draft.facts = break_words.facts(event, cause, frame, feeds)
         draft.says, draft.remedies = break_words.own(event, cause)
         draft.only_own = break_words.enough(cause, draft.remedies)
+        if by_torch:
+            draft.says, draft.remedies, draft.only_own = _BY_TORCH, (), True
         draft.note(*break_words.evidence(event))
         draft.note(
             *(

@@ -3,13 +3,13 @@
 import json
 import random
 import shutil
-import subprocess
-import sys
 
 import pytest
 
+from cftdiag.cli.main import run
 from cftdiag.report import html
 from tests.unit.check_samples import not_viable
+from tests.warm import LAUNCHING
 
 playwright = pytest.importorskip("playwright.sync_api")
 
@@ -25,16 +25,16 @@ TINY = {
 }  # fmt: skip
 
 
-def cftdiag(*arguments):
-    done = subprocess.run(
-        [sys.executable, "-m", "cftdiag", *map(str, arguments)], capture_output=True, text=True, timeout=600
-    )
-    assert done.returncode in (0, 1), done.stderr
-    return done.stdout
+def cftdiag(warm, *arguments):
+    """A command line of ours, its passes in children of the warmed interpreter."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in LAUNCHING:
+            patch.setattr(f"{module}.ForkServer", warm.lend)
+        assert run([*map(str, arguments)]) in (0, 1)
 
 
 @pytest.fixture(scope="module")
-def report(tmp_path_factory):
+def report(tmp_path_factory, warm):
     """(path of the page, the check as JSON): static shapes, so that there are regimes and findings to show."""
     folder = tmp_path_factory.mktemp("page")
     (folder / "tiny.json").write_text(json.dumps(TINY))
@@ -51,8 +51,8 @@ def report(tmp_path_factory):
         "trace",
         "--no-verify",
     )
-    cftdiag("check", "--model", folder / "tiny.json", *options, "--json", folder / "check.json")
-    cftdiag("report", folder / "check.json", "--html", folder / "page.html")
+    cftdiag(warm, "check", "--model", folder / "tiny.json", *options, "--json", folder / "check.json")
+    cftdiag(warm, "report", folder / "check.json", "--html", folder / "page.html")
     return folder / "page.html", json.loads((folder / "check.json").read_text())
 
 

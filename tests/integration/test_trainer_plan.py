@@ -44,12 +44,23 @@ def _config(tiny: Path, out: Path, **values: Any) -> TrainConfig:
 
 @pytest.fixture(scope="module")
 def plan(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Made by the check from the lengths of this data, with one unsafe setting added."""
+    """Made by the check from the lengths of this data."""
     directory = tmp_path_factory.mktemp("plan")
     config = _config(tiny, directory)
     data = open_data(config, demo.tokenizer(), vocabulary=272, world=1)
+    return _plan(tiny, directory, [sample.length for sample in data.train.samples])
+
+
+@pytest.fixture(scope="module")
+def short_plan(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of one regime, for tests that do not come to its use."""
+    return _plan(tiny, tmp_path_factory.mktemp("short"), [200] * 4)
+
+
+def _plan(tiny: Path, directory: Path, of: list[int]) -> Path:
+    """What the check plans for these lengths, with one unsafe setting added."""
     lengths = directory / "lengths.txt"
-    lengths.write_text("".join(f"{sample.length}\n" for sample in data.train.samples))
+    lengths.write_text("".join(f"{length}\n" for length in of))
     report = run_check(
         CheckOptions(
             model=str(tiny), data=str(lengths), packed=True, max_tokens_per_gpu=512, batch_size=4, shuffle_seed=42, dtype="float32",
@@ -103,13 +114,13 @@ def test_regimes_are_compiled_before_the_first_step_and_nothing_after(
     ],
 )
 def test_a_plan_for_something_else_is_refused_before_anything_is_compiled(
-    tiny: Path, tmp_path: Path, plan: Path, values: Any, field: str
+    tiny: Path, tmp_path: Path, short_plan: Path, values: Any, field: str
 ) -> None:
     with pytest.raises(ValueError, match=f"was made for {field} .*make the plan again"):
-        _run(_config(tiny, tmp_path, compile_plan=str(plan), **values))
+        _run(_config(tiny, tmp_path, compile_plan=str(short_plan), **values))
 
 
-def test_a_plan_for_another_model_is_refused(tiny: Path, tmp_path: Path, plan: Path) -> None:
+def test_a_plan_for_another_model_is_refused(tiny: Path, tmp_path: Path, short_plan: Path) -> None:
     demo.config(
         num_hidden_layers=3,
         hidden_size=32,
@@ -119,4 +130,4 @@ def test_a_plan_for_another_model_is_refused(tiny: Path, tmp_path: Path, plan: P
     ).save_pretrained(tmp_path)
     demo.tokenizer().save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="was made for config_sha"):
-        _run(_config(tiny, tmp_path / "out", compile_plan=str(plan), model_name_or_path=str(tmp_path)))
+        _run(_config(tiny, tmp_path / "out", compile_plan=str(short_plan), model_name_or_path=str(tmp_path)))

@@ -82,6 +82,18 @@ def cftdiag_check(request: pytest.FixtureRequest) -> Callable[..., Any]:
     return check
 
 
+@pytest.fixture
+def cftdiag_lengths(request: pytest.FixtureRequest) -> tuple[int, ...]:
+    """The ``lengths`` of the test's mark, for a function that makes its batches of them."""
+    mark = request.node.get_closest_marker("cftdiag")
+    lengths = None if mark is None else mark.kwargs.get("lengths")
+    if not lengths:
+        raise pytest.UsageError(
+            f"{request.node.nodeid}: cftdiag_lengths needs @pytest.mark.cftdiag(lengths=[...])"
+        )
+    return tuple(lengths)
+
+
 def _check(
     item: pytest.Item, subject: Any, batches: Sequence[Mapping[str, Any]] | None, asked: Mapping[str, Any]
 ) -> Any:
@@ -102,7 +114,7 @@ def _check(
         if isinstance(subject, tuple | list) and batches is None and len(subject) == 2:
             subject, batches = subject
         if not isinstance(subject, str):
-            _refuse_lengths(options)
+            _leave_out_lengths(options, item)
         report = run_check(subject, batches, **options)
     except (CheckError, ValueError) as error:
         pytest.fail(str(error), pytrace=False)
@@ -115,11 +127,13 @@ def _check(
     return report
 
 
-def _refuse_lengths(options: Mapping[str, Any]) -> None:
-    if options.get("lengths") is not None:
+def _leave_out_lengths(options: dict[str, Any], item: pytest.Item) -> None:
+    """A live model's batches have their lengths: a test that took them from its mark has followed it."""
+    lengths = options.pop("lengths", None)
+    if lengths is not None and "cftdiag_lengths" not in getattr(item, "fixturenames", ()):
         raise ValueError(
-            "lengths are those of a model that the check builds (return its name, such as 'Qwen3-4B'); "
-            "a function that returns a model makes its batches itself"
+            "a function that returns a model makes its batches itself: take the lengths of the mark by the fixture "
+            "cftdiag_lengths (or return the name of a model, such as 'Qwen3-4B')"
         )
 
 

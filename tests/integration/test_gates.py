@@ -85,11 +85,11 @@ def test_two_lengths(cftdiag_check):
     cftdiag_check(f"{MODEL}:build_two_lengths")
 
 
-@pytest.mark.cftdiag(fullgraph=True, coverage=1.0, depth="trace")
-def test_live():
+@pytest.mark.cftdiag(fullgraph=True, coverage=1.0, lengths=[5, 5], depth="trace")
+def test_live(cftdiag_lengths):
     import model
 
-    return model.build()
+    return model.Model(), model.batches(*cftdiag_lengths)
 """
 
 

@@ -101,7 +101,7 @@ def test_a_mistake_is_one_line_and_no_traceback(inner: pytest.Pytester) -> None:
     result.assert_outcomes(passed=1, failed=4)
     text = result.stdout.str()
     assert "an unknown option" in text and "no_such_option" in text
-    assert "lengths are those of a model that the check builds" in text
+    assert "take the lengths of the mark by the fixture cftdiag_lengths" in text
     assert "no-such-model-anywhere" in text and "cannot read the baseline" in text
     assert "Traceback" not in text and "def test_marked" not in text
 

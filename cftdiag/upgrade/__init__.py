@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from cftdiag.upgrade.checks import check_in
-from cftdiag.upgrade.environment import Environment, existing, make, present
+from cftdiag.upgrade.environment import Environment, existing, make, present, versions
 
-__all__ = ["Environment", "check_in", "existing", "make", "present"]
+__all__ = ["Environment", "check_in", "existing", "make", "present", "versions"]

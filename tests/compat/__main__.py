@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from cftdiag import catalogue, upgrade
-from cftdiag.errors import CheckError
+from cftdiag.errors import CheckError, EnvironmentUnfit
 from cftdiag.upgrade import Environment
 from tests.cases.expect import CASES, expected, hold
 from tests.compat.page import page
@@ -78,18 +78,19 @@ def examine(
     """Find out what holds in an environment, step by step, each kept in ``state`` by the release of torch at once;
     steps that are there already are not taken again. Returns how many of ``most`` steps are left.
     """
-    doctor = json.loads(_run(environment, "-m", "cftdiag", "doctor", "--json").stdout)
-    release = doctor["versions"]["torch"].partition("+")[0]
+    release = _release(environment)
     file = state / f"{release}.json"
     known = json.loads(file.read_text()) if file.exists() and not anew else {}
-    found = {"corpus": {}, "models": {}, "lowered": None} | known | {"doctor": doctor}
+    found = {"corpus": {}, "models": {}, "lowered": None} | known
+    if "doctor" not in found:
+        found["doctor"] = json.loads(_run(environment, "-m", "cftdiag", "doctor", "--json").stdout)
     found["asked"] = [case.stem for case in cases]
 
     def keep() -> None:
         file.write_text(json.dumps(found, indent=1) + "\n")
 
     keep()
-    say(f"torch {release}: depth {doctor['depth']}")
+    say(f"torch {release}: depth {found['doctor']['depth']}")
     for architecture in ARCHITECTURES:
         if architecture not in found["models"] and most > 0:
             found["models"][architecture] = _verdict(environment, *_of_model(architecture))
@@ -110,6 +111,13 @@ def examine(
         held = sum(not problem for problem in found["corpus"].values())
         say(f"{release}: corpus {held} of {len(found['corpus'])}")
     return most
+
+
+def _release(environment: Environment) -> str:
+    found = upgrade.versions(environment, ("torch",), os.environ)["torch"]
+    if found is None:
+        raise EnvironmentUnfit(f"{environment.name}: has no torch; install it there")
+    return found.partition("+")[0]
 
 
 def row(found: dict[str, Any]) -> dict[str, Any] | None:

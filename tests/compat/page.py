@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 HEAD = """# Releases of torch
@@ -17,6 +18,10 @@ make compat COMPAT_ARGS="--torch 2.14.1"
 """
 
 
+#: What is known to differ and to matter here, and what became of it.
+DIFFERENT = Path(__file__).with_name("different.md").read_text(encoding="utf-8").rstrip()
+
+
 def page(rows: Sequence[Mapping[str, Any]]) -> str:
     """Markdown: a table with a line a release, then what is degraded and what differs."""
     rows = sorted(rows, key=lambda row: [int(part) for part in row["torch"].split(".") if part.isdigit()])
@@ -26,11 +31,31 @@ def page(rows: Sequence[Mapping[str, Any]]) -> str:
         "|---|---|---|---|---|---|---|---|",
         *map(_row, rows),
     ]
+    lines += ["", *_architectures(rows), "", DIFFERENT]
     for row in rows:
         said = [*(f"degraded: {text}" for text in row["degraded"]), *row["problems"]]
         if said:
             lines += ["", f"## torch {row['torch']}", "", *(f"- {_plain(text)}" for text in said)]
     return "\n".join(lines) + "\n"
+
+
+def _architectures(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A line an architecture: compiles and breaks under each release."""
+    names = dict.fromkeys(name for row in rows for name in row["models"])
+    return [
+        "| architecture | " + " | ".join(str(row["torch"]) for row in rows) + " |",
+        "|---|" + "---|" * len(rows),
+        *(
+            "| " + " | ".join([name, *(_counts(row["models"].get(name)) for row in rows)]) + " |"
+            for name in names
+        ),
+    ]
+
+
+def _counts(model: Mapping[str, Any] | None) -> str:
+    if model is None or model["compiles"] is None:
+        return "-"
+    return f"{model['verdict']}: {model['compiles']} compiles, {model['breaks']} breaks"
 
 
 def _row(row: Mapping[str, Any]) -> str:

@@ -101,7 +101,7 @@ def _call(node: ast.Call, text: str) -> Condition | None:
     if name == "__math_isnan" and args:
         return Condition(text=text, kind="value", source=ast.unparse(args[0]), expected=float("nan"))
     if name == "check_no_aliasing":
-        return Condition(text=text, kind="alias", source=ast.unparse(args[0]) if args else "")
+        return Condition(text=text, kind="alias", source=ast.unparse(args[0]) if args else "", negated=True)
     return None
 
 

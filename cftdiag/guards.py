@@ -165,7 +165,7 @@ def _sentence(text: str) -> Condition | None:
     if _DUPLICATE.search(text):
         named = re.search(r"'?([A-Za-z_][\w.\[\]'\"]*?)'? should not alias", text)
         named = named or re.search(r"found: \[[\"'](.+?)[\"'](?:, [\"']|\])", text)
-        return Condition(text=text, kind="alias", source=named[1] if named else "")
+        return Condition(text=text, kind="alias", source=named[1] if named else "", negated=True)
     if text.startswith("BACKEND_MATCH"):
         return Condition(text=text, kind="backend")
     return None

@@ -473,6 +473,14 @@ def test_a_tensor_that_is_given_twice() -> None:
     assert found.cause == "object_identity"
     assert found.explanation.startswith("`opt[0]` is given twice in this call")
     assert [r.summary[:30] for r in found.remedies] == ["Pass a copy (opt[0].clone()) w"]
+    apart = the(diagnose([compiled(), missed("x is y")], Context(blocks=BLOCKS)))
+    assert apart.cause == "object_identity" and apart.remedies[0].summary.startswith(
+        "Pass a copy (x.clone())"
+    )
+    assert (
+        apart.explanation
+        == "`x` was given in two places when the code was compiled; this call gives two tensors."
+    )
 
 
 def test_a_size_of_no_dimension_of_the_batch_is_not_called_its_length() -> None:

@@ -96,8 +96,12 @@ FORMS: list[tuple[str, str, dict[str, Any]]] = [
     ("IndexError on xs[2]", "type", {"kind": "contains", "source": "xs[2]", "absent": True}),
     ("getattr failed on source x.y", "type", {"kind": "contains", "source": "x.y", "absent": True}),
     # objects
-    ("x is y", "value", {"kind": "alias", "source": "x"}),
-    ("Duplicate tensor found where not expected! x should not alias to anything", "value", {"kind": "alias"}),
+    ("x is y", "value", {"kind": "alias", "source": "x", "negated": False}),
+    (
+        "Duplicate tensor found where not expected! x should not alias to anything",
+        "value",
+        {"kind": "alias", "negated": True},
+    ),
     (
         "___check_obj_id(f.__code__, 140501683082368), type=<class 'code'>",
         "identity",

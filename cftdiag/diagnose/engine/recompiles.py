@@ -145,6 +145,8 @@ def _fill(draft: Draft, miss: Miss, cause: str, context: Context, new: bool) -> 
         if guard.kind == "alias":
             draft.says = (
                 "`{argument}` is given twice in this call; the code was compiled for a tensor in each place."
+                if guard.negated
+                else "`{argument}` was given in two places when the code was compiled; this call gives two tensors."
             )
     step = miss.event.step
     name = region(miss.event)

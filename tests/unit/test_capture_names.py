@@ -31,3 +31,19 @@ def test_another_layout_is_one_difference_and_another_size_hides_its_strides() -
     assert stride.startswith("tensor 'x' stride mismatch at index 1. expected 4, actual 1")
     (size,) = found(torch.ones(2, 5, 4))
     assert size == "tensor 'x' size mismatch at index 1. expected 3, actual 5"
+
+
+class DistributedDataParallel(torch.nn.Module):
+    def __init__(self, module: torch.nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+
+def test_modules_under_ddp_are_named_as_without_it() -> None:
+    inner = torch.nn.Sequential(torch.nn.Linear(2, 2), DistributedDataParallel(torch.nn.Linear(2, 2)))
+    blocks = Blocks()
+    blocks.watch(DistributedDataParallel(inner))
+    assert blocks.name(inner) == ""
+    assert [blocks.name(part) for part in inner] == ["0", "1"]
+    assert blocks.name(inner[1].module) == "1"
+    assert (blocks.cls(ROOT), blocks.cls("0"), blocks.cls("2")) == ("Sequential", "Linear", None)

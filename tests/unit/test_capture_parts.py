@@ -11,9 +11,11 @@ from cftdiag.capture.assemble import Assembler
 from cftdiag.capture.batch_shapes import batch_shape
 from cftdiag.capture.blocks import Blocks
 from cftdiag.capture.cached_guards import tensor_differences
+from cftdiag.capture.capture_ends import Reported
 from cftdiag.capture.describe import short_repr
 from cftdiag.capture.recompile_reasons import Miss
 from cftdiag.capture.record import Record
+from cftdiag.capture.tap import Tap
 from cftdiag.details import Argument
 from cftdiag.events import Code, Event, Frame, Guard
 
@@ -185,3 +187,26 @@ def test_a_value_is_shown_on_one_line() -> None:
     assert short_repr(Tree()) == f"{__name__}.{Tree.__qualname__}"
     assert short_repr("a\nb") == r"'a\nb'"
     assert len(short_repr("x" * 999)) == 200
+
+
+def test_a_break_is_told_once_for_each_line_and_each_compile_of_a_frame() -> None:
+    lines = [(Frame(file="model.py", line=n, function="forward"),) for n in (3, 4)]
+    reported = Reported()
+    assert reported.first("0/0", "item", lines[0], "layers.0")
+    assert not reported.first("0/0", "item", lines[0], "layers.0"), "a restart"
+    assert not reported.first("1/0", "item", lines[0], "layers.0"), "the frame that it bubbles up through"
+    assert reported.first("0/0", "item", lines[1], "layers.0")
+    assert reported.first("0/1", "item", lines[0], "layers.0"), "a later compile pays again"
+    assert reported.first("0/0", "item", (), "layers.0")
+
+
+def test_the_tap_reads_records_and_artifacts_that_were_asked_for() -> None:
+    tap = Tap(
+        lambda *record: None,
+        lambda error: None,
+        wanted=frozenset({"artifact", "dynamo_start"}),
+        artifacts=frozenset({"recompile_reasons"}),
+    )
+    assert tap.wants("dynamo_start", None) and not tap.wants("inductor_output_code", None)
+    assert tap.wants("artifact", "recompile_reasons") and not tap.wants("artifact", "fx_graph_runnable")
+    assert tap.wants("artifact", None), "a record whose name is not known yet"

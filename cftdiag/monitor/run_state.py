@@ -5,6 +5,7 @@ terminal.
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import statistics
 import time
@@ -17,6 +18,7 @@ from cftdiag.monitor import rundir
 from cftdiag.monitor.divergence import ranks_text
 from cftdiag.monitor.event_cause import TOLD
 from cftdiag.monitor.follow import Tail
+from cftdiag.plan import Plan, load_plan
 
 #: Events shown, newest last.
 LAST = 12
@@ -77,6 +79,27 @@ class Waiting:
         )
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Ahead:
+    """What the run's plan says of the steps to come: the compiles that it foresees, {step, regime, cause} each, in their
+    order, and the regimes that no rank has compiled so far, of how many.
+    """
+
+    compiles: tuple[Mapping[str, Any], ...]
+    uncompiled: tuple[str, ...]
+    regimes: int
+
+    def sentence(self) -> str:
+        """``next by the plan: step 120, seq_len in regime R3; 2 more after it``."""
+        if self.compiles:
+            first, more = self.compiles[0], len(self.compiles) - 1
+            text = f"next by the plan: step {first['step']}, {first['cause']} in regime {first['regime']}"
+            return text + (f"; {more} more after it" if more else "")
+        if self.uncompiled:
+            return f"by the plan these regimes still compile when the data comes to them: {', '.join(self.uncompiled)}"
+        return f"by the plan nothing compiles any more: all {self.regimes} regimes have been"
+
+
 class View:
     """Feed with :meth:`refresh`, read the attributes."""
 
@@ -88,6 +111,10 @@ class View:
         self.blocks: dict[str, collections.Counter[str]] = {}
         """Block -> number of events by kind; a block that shares another's compiled code stays at zero."""
         self.classes: dict[str, str] = {}
+        self.started: float | None = None
+        """When the first rank began, Unix seconds."""
+        self._plan: Plan | None = None
+        self._compiled_shapes: set[tuple[int, int]] = set()
         self._tail = Tail(directory)
 
     def refresh(self) -> None:
@@ -98,6 +125,7 @@ class View:
             view = self._rank(int(head["rank"]))
             view.host, view.ended = str(head.get("host") or ""), False
             view.recent.clear()
+            self._begin(head)
         for name, cls in news.blocks:
             self.blocks.setdefault(name, collections.Counter())
             self.classes[name] = cls
@@ -141,6 +169,35 @@ class View:
         left = min(timeouts) - (now - since) if timeouts else None
         return Waiting(tuple(sorted(silent)), tuple(sorted(compiling)), since, left)
 
+    def lost(self) -> tuple[float, float] | None:
+        """(seconds that compiling took on the rank where it took most, seconds since the start); None before
+        anything compiled.
+        """
+        seconds = max((view.compile_s for view in self.ranks.values()), default=0.0)
+        if not seconds or self.started is None:
+            return None
+        return seconds, max(seconds, max(view.heard for view in self.ranks.values()) - self.started)
+
+    def ahead(self) -> Ahead | None:
+        """What comes next by the plan that the run is held against; None without one."""
+        if self._plan is None:
+            return None
+        step = max((view.step for view in self.ranks.values()), default=0)
+        coming = sorted(
+            (c for c in self._plan.forecast if int(c.get("step") or 0) > step), key=lambda c: int(c["step"])
+        )
+        compiled = {self._plan.regime_of(*shape) for shape in self._compiled_shapes}
+        names = tuple(dict.fromkeys(regime.id for regime in self._plan.regimes))
+        return Ahead(tuple(coming), tuple(name for name in names if name not in compiled), len(names))
+
+    def _begin(self, head: Mapping[str, Any]) -> None:
+        began = float(head.get("started") or 0.0)
+        self.started = began if self.started is None else min(self.started, began)
+        plan = (head.get("settings") or {}).get("plan")
+        if plan and self._plan is None:
+            with contextlib.suppress(ValueError):  # moved or changed since: the run itself has said so
+                self._plan = load_plan(str(plan))
+
     def block_rows(self) -> list[tuple[str, Sequence[str], collections.Counter[str]]]:
         """(class, names, counts) of blocks that fared alike."""
         groups: dict[tuple[Any, ...], list[str]] = {}
@@ -160,6 +217,8 @@ class View:
             view.compile_s += event.seconds.get("total", 0.0) + event.seconds.get("backward", 0.0)
         if event.kind in ("compile", "recompile"):
             view.busy.add(event.step)
+            if event.detail.batch is not None:
+                self._compiled_shapes.add(event.detail.batch)
         view.recompiles += event.kind == "recompile"
         if event.block is not None:
             counts = self.blocks.setdefault(event.block, collections.Counter())

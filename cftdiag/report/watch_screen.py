@@ -76,6 +76,13 @@ def lines(view: View, now: float) -> list[Text]:
     waiting = view.waiting(now)
     if waiting is not None:
         found.append(Text(f"  {waiting.sentence(now)}", style="bold yellow"))
+    lost = view.lost()
+    if lost is not None:
+        share = f"{100 * lost[0] / lost[1]:.0f}%"
+        found.append(Text(f"  compiling took {lost[0]:.0f} s of {lost[1]:.0f} s so far ({share})"))
+    ahead = view.ahead()
+    if ahead is not None and not view.finished:
+        found.append(Text(f"  {ahead.sentence()}"))
     events = event_lines(view)
     if events:
         found += [Text(""), Text("Last events", style="bold"), *events]

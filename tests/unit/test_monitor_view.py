@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 from pathlib import Path
@@ -16,6 +17,7 @@ from cftdiag.monitor.as_check import as_check
 from cftdiag.monitor.follow import Tail
 from cftdiag.monitor.narrate import Narrator
 from cftdiag.monitor.run_state import View
+from cftdiag.plan import FINGERPRINT, Plan, Regime
 from cftdiag.report import markdown, watch_screen
 
 
@@ -95,6 +97,40 @@ def test_the_screen(tmp_path: Path) -> None:
         for line in lines
     )
     assert "  1 x Block  layers.0  3 compiles, 1 recompile" in lines
+
+
+def test_what_comes_next_by_the_plan(tmp_path: Path) -> None:
+    short, long, longer = (
+        Regime(id=name, bounds=(bounds,), representative=(2, length, ""))
+        for name, bounds, length in (("R1", "S <= 64", 64), ("R2", "S <= 640", 640), ("R3", "S >= 641", 900))
+    )
+    plan = Plan(
+        fingerprint=dict.fromkeys(FINGERPRINT),
+        regimes=(short, long, longer),
+        forecast=(
+            {"step": 9, "regime": "R3", "cause": "seq_len"},
+            {"step": 6, "regime": "R2", "cause": "seq_len"},
+            {"step": 3, "regime": "R1", "cause": "first"},
+        ),
+    )
+    plan.write(tmp_path / "plan.json")
+    head = samples.head(0, 1, plan=str(tmp_path / "plan.json"))
+    compiled = samples.event("compile", step=1, detail={"batch": [2, 32]}, seconds={"total": 3.0})
+    path = samples.write_run(tmp_path / "run", {0: [head, compiled, samples.steps(1, [4.0, 0.5, 0.5, 0.5])]})
+    view = View(path)
+    view.refresh()
+    ahead = view.ahead()
+    assert ahead is not None
+    assert ahead.sentence() == "next by the plan: step 6, seq_len in regime R2; 1 more after it"
+    assert (ahead.uncompiled, ahead.regimes) == (("R2", "R3"), 3)
+    assert dataclasses.replace(ahead, compiles=()).sentence().endswith("comes to them: R2, R3")
+    assert "all 3 regimes have been" in dataclasses.replace(ahead, compiles=(), uncompiled=()).sentence()
+    shown = "\n".join(line.plain for line in watch_screen.lines(view, 1010.0))
+    assert ahead.sentence() in shown and "compiling took 3 s of " in shown
+    (tmp_path / "plan.json").unlink()
+    gone = View(path)
+    gone.refresh()
+    assert gone.ahead() is None and gone.lost() is not None
 
 
 def test_a_tail_reads_each_line_once_and_waits_for_its_end(tmp_path: Path) -> None:

@@ -28,6 +28,11 @@ class Entry:
     compile_id: str
     _entry: Any
 
+    @property
+    def valid(self) -> bool:
+        """False for one that Dynamo has thrown away, whose guards are gone."""
+        return guard_tree.invalidated(self._entry) is None
+
     def matches(self, f_locals: dict[str, Any]) -> bool:
         """True when the guards hold for these locals, under the global state (grad mode, autocast) of now."""
         return bool(self._entry.guard_manager.check(f_locals))

@@ -47,7 +47,7 @@ class LiveCompile:
         self._blocks = blocks
         self._frame_locals = compiling.frame_locals()
         code = compiling.code
-        self._code = code
+        self.compiled_code = code
         self.code = (
             Code(qualname=code.co_qualname, file=code.co_filename, line=code.co_firstlineno)
             if code is not None
@@ -100,7 +100,7 @@ class LiveCompile:
         """The local that holds the block's own module (``self``, or whatever its author calls it); None where
         none does.
         """
-        code = self._code
+        code = self.compiled_code
         if code is None or not code.co_argcount:
             return None
         first = code.co_varnames[0]
@@ -108,16 +108,19 @@ class LiveCompile:
 
     def free(self) -> tuple[str, ...]:
         """Free variables of the compiled code: what a decorator's wrapper closes over."""
-        return self._code.co_freevars if self._code is not None else ()
+        return self.compiled_code.co_freevars if self.compiled_code is not None else ()
 
     def forward(self) -> Frame | None:
         """The block's own ``forward``, where another function (a base class's ``__call__``, a decorator's wrapper)
         was compiled.
         """
-        if self._module is None or self._code is None:
+        if self._module is None or self.compiled_code is None:
             return None
         code = getattr(inspect.unwrap(type(unwrap(self._module)).forward), "__code__", None)
-        if code is None or (code.co_filename, code.co_name) == (self._code.co_filename, self._code.co_name):
+        if code is None or (code.co_filename, code.co_name) == (
+            self.compiled_code.co_filename,
+            self.compiled_code.co_name,
+        ):
             return None
         return Frame(file=code.co_filename, line=code.co_firstlineno, function=code.co_qualname)
 
@@ -125,7 +128,7 @@ class LiveCompile:
         """The nearest line that is not torch's own, of those that called a compiled function of torch
         (``optimizer.step``); None for a function of anybody else, whose own lines say more.
         """
-        if self._code is None or not _of_torch(self._code.co_filename):
+        if self.compiled_code is None or not _of_torch(self.compiled_code.co_filename):
             return None
         for frame in stack(self._compiling.caller):
             code = frame.f_code
@@ -138,7 +141,7 @@ class LiveCompile:
         """``args[0]`` -> parameter name of the block's ``forward`` and ``kwargs['mask']`` -> ``mask``, for frames that
         take ``*args, **kwargs`` (wrappers, ``__call__``).
         """
-        code = self._code
+        code = self.compiled_code
         if code is None:
             return {}
         return {**self._positional(code), **self._keywords(code)}
@@ -217,7 +220,7 @@ class LiveCompile:
         return "" if error is None else type(error).__name__
 
     def _argument_values(self) -> list[tuple[str, Any]]:
-        code = self._code
+        code = self.compiled_code
         if code is None:
             return []
         count = code.co_argcount + code.co_kwonlyargcount

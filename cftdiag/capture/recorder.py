@@ -7,7 +7,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable
-from types import TracebackType
+from types import CodeType, TracebackType
 from typing import Any
 
 from cftdiag.capture import capture_ends
@@ -70,6 +70,8 @@ class Recorder:
             wanted=WANTED if keep_payloads else WANTED - GRAPHS,
             artifacts=_ARTIFACTS,
         )
+        self.codes: dict[CodeType, None] = {}
+        """Code objects that were compiled, in order."""
         self._depth = 0
         self._lock = threading.RLock()
         self._running = threading.local()
@@ -180,7 +182,10 @@ class Recorder:
         from cftdiag.capture.live_compile import LiveCompile
 
         try:
-            return LiveCompile.find(self.blocks)
+            live = LiveCompile.find(self.blocks)
+            if live is not None and live.compiled_code is not None:
+                self.codes[live.compiled_code] = None
+            return live
         except Exception as error:  # noqa: BLE001 - a user's module may raise on any access
             self._problem("attribution", error)
             return None

@@ -226,6 +226,7 @@ def _compiles(events: Sequence[Event], run: BuiltPass, context: Context) -> list
             "length": lengths.get(e.step),
             "seconds": round(float(e.seconds.get("total", sum(e.seconds.values()))), 3),
             "cause": causes.get(e.compile_id or ""),
+            "guards": list(run.guards.get(e.compile_id or "", ())),
         }
         for e in events
         if is_compile(e)

@@ -51,7 +51,7 @@ class CheckReport:
     findings: tuple[Finding, ...] = ()
     """What is wrong or will cost time, the worst first."""
     compiles: tuple[Mapping[str, Any], ...] = ()
-    """Every compile with its step, length, block and cause."""
+    """Every compile with its step, length, block, cause and guards (what its graph asks of a call)."""
     forecast: Mapping[str, Any] | None = None
     """With data: compiles by step of the data, and the regions of batch x length that share a graph."""
     timing: Mapping[str, Any] = dataclasses.field(default_factory=dict)

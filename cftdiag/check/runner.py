@@ -69,6 +69,11 @@ class PassResult:
         return {} if self.result is None else self.result.graphs
 
     @property
+    def guards(self) -> Mapping[str, tuple[str, ...]]:
+        """Compile id -> what its graph asks of a call."""
+        return {} if self.result is None else self.result.guards
+
+    @property
     def trained(self) -> frozenset[str] | None:
         """Parameters that got a gradient; None where the pass did not say."""
         return None if self.result is None else frozenset(self.result.trained)

@@ -188,6 +188,8 @@ class Result:
     fullgraph: Mapping[str, bool]
     """Block -> whether it was captured whole; of the fullgraph pass."""
     calls: Mapping[str, int]
+    guards: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    """Compile id -> what its graph asks of a call, as :mod:`~cftdiag.capture.entry_guards` tells it."""
     never_ran: tuple[NeverRan, ...] = ()
     trained: tuple[str, ...] = ()
     """Parameters that got a gradient in some step."""

@@ -26,6 +26,7 @@ from cftdiag import fastforward
 from cftdiag.capture import Recorder, counting
 from cftdiag.capture.capture_ends import differentiated_again
 from cftdiag.capture.compile_requests import CompileRequests
+from cftdiag.capture.entry_guards import entry_guards
 from cftdiag.diagnose.engine.probes import Numerics, Worst
 from cftdiag.error_text import one_line, shorten
 from cftdiag.errors import EnvironmentUnfit, InputError
@@ -407,6 +408,7 @@ class _Pass:
                 graphs={fqn: tuple(sorted(ids)) for fqn, ids in recorder.graphs.items()},
                 fullgraph=dict(self.watch.fullgraph),
                 calls=dict(self.watch.calls),
+                guards=entry_guards(recorder.codes) if self.mode in ("fullgraph", "collect") else {},
                 never_ran=self.never_ran(recorder),
                 trained=tuple(sorted(self.trained)),
                 late_hooks=tuple(self.watch.late_hooks),

@@ -40,6 +40,11 @@ def render(data: Mapping[str, Any]) -> str:
             more_compiles=page_parts.embedded(
                 [wording.compile_row(c) for c in compiles] if len(compiles) > page_parts.ROWS else []
             ),
+            guards=[
+                {"id": c["compile_id"], "block": c["block"], "guards": c["guards"]}
+                for c in compiles[: page_parts.ROWS]
+                if c.get("guards")
+            ],
             timeline=page_parts.timeline(compiles),
             by_cause=page_parts.by_cause(compiles),
             causes=causes,

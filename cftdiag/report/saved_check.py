@@ -48,6 +48,7 @@ _FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
     "compiles": {
         "compile_id": _TEXT, "block": _TEXT, "step": _INT, "length": _INT, "seconds": _NUMBER, "cause": _TEXT,
         "rank": _INT,
+        "guards": (list, type(None)),
     },
     "timing": {"wall_s": _NUMBER, "peak_rss_gb": _NUMBER, "passes": (list, type(None))},
     "subject": {

@@ -71,6 +71,16 @@ def test_html_is_balanced_and_needs_nothing_from_elsewhere(make) -> None:
     assert page.count('title="') == len(data["blocks"])
 
 
+def test_html_shows_what_each_graph_asks_of_a_call() -> None:
+    data = not_viable()
+    data["compiles"][0]["guards"] = ["x: float32 [2, any, 8]", "2 <= x.size()[1]"]
+    page = html.render(data)
+    assert "<code>2 &lt;= x.size()[1]</code>" in page and ": 2 guards</summary>" in page
+    for compile_ in data["compiles"]:
+        compile_.pop("guards", None)
+    assert "asks of a call" not in html.render(data), "a check of before has none"
+
+
 def test_html_says_what_the_terminal_says() -> None:
     page = html.render(not_viable())
     for text in (

@@ -22,6 +22,8 @@ from cftdiag import guards
 
 #: Multiples up to which masks and buffers are commonly rounded.
 _ROUNDINGS = (8, 16, 32, 64, 128, 256)
+#: Chunks that a row is commonly cut into.
+_MOST_CHUNKS = 64
 #: A number of the shape (batch, length): (batch size, length, value met).
 Sample = tuple[int, int, int]
 
@@ -105,8 +107,8 @@ _NUMERIC = {
 def fit(samples: Sequence[Sample]) -> Formula | None:
     """The simplest formula for all samples; None when none is known that explains them.
 
-    Tried in order: a constant, a multiple of S, B, B*S or S*S, a quotient, a rounding, a bound, a linear
-    function. A formula with free numbers must explain at least one sample more than it has numbers, so that
+    Tried in order: a constant, a multiple of S, B, B*S or S*S, a quotient, a rounding, a multiple of a quotient, a
+    bound, a linear function. A formula with free numbers must explain at least one sample more than it has numbers, so that
     it is confirmed and not only drawn through the points; with a single distinct shape a constant is all that
     can be said.
     """
@@ -140,6 +142,15 @@ def _candidates(points: Sequence[Sample]) -> Iterator[tuple[str, int]]:
     for multiple in _ROUNDINGS:
         for name in ("S", "B*S"):
             yield f"-(-{name} // {multiple})*{multiple}", 1
+    # where a later one of equal chunks begins
+    for name in ("S", "B*S"):
+        for chunks in range(2, _MOST_CHUNKS + 1):
+            for quotient, text in (
+                (-(-monomials[name] // chunks), f"-(-{name} // {chunks})"),
+                (monomials[name] // chunks, f"({name} // {chunks})"),
+            ):
+                if quotient and v > quotient and v % quotient == 0:
+                    yield f"{v // quotient}*{text}", 2
     # what min(S, n) and max(S, n) have in common with the largest and smallest value met
     values = [value for _, _, value in points]
     yield f"min(S, {max(values)})", 1

@@ -190,6 +190,8 @@ def test_map_and_guards_agree_on_every_shape(texts: list[str], shapes: list[tupl
         "5*S + 3",
         "S // 4",
         "-(-S // 8)*8",
+        "3*-(-S // 8)",
+        "5*(S // 16)",
         "min(S, 100)",
         "max(S, 50)",
         "B*S + 7",

@@ -7,6 +7,7 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from types import CodeType
 from typing import Any
@@ -22,6 +23,8 @@ from cftdiag.forecast.regime_map import Kind
 
 #: Lengths, and batch sizes, that each kind of step is seen with, where the model takes them.
 SEVERAL = 4
+#: Multiples beyond this that all lengths share are chance, not padding.
+_GRID = 64
 
 Codes = dict[tuple[str, int, str], CodeType]
 
@@ -118,13 +121,16 @@ class SeenSteps:
 
     def _deepen(self, batches: Sequence[int], lengths: Sequence[int], variant: str) -> None:
         """See several lengths and several batch sizes of each kind: a size of 4 and a batch of 4 rows must
-        not look the same.
+        not look the same. Lengths that the data has not are multiples of what its own are multiples of: rows that
+        are padded to 8 are cut into eight equal chunks, others are not.
         """
+        grid = math.gcd(_GRID, *lengths)
         for number in {self._number(s) for s in self._steps.values() if s.variant == variant}:
             steps = [s for s in self._steps.values() if self._number(s) == number]
             batch, low, high = steps[0].batch, min(s.length for s in steps), max(s.length for s in steps)
             inside = [n for n in lengths if low < n < high]
-            near = [low + 1, high - 1, low - 1, high + 1, low + 3, high - 3, low + 7, low - 7, low + 12]
+            near = [low + grid, high - grid, low - grid, high + grid, low + 3 * grid, high - 3 * grid]
+            near += [low + 7 * grid, low - 7 * grid, low + 12 * grid]
             wanted = [inside[len(inside) * i // 4] for i in (1, 2, 3)] if len(inside) > 3 else inside
             for n in [*wanted, *near] if low > 1 else ():
                 if (

@@ -131,3 +131,46 @@ def test_a_plan_for_another_model_is_refused(tiny: Path, tmp_path: Path, short_p
     demo.tokenizer().save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="was made for config_sha"):
         _run(_config(tiny, tmp_path / "out", compile_plan=str(short_plan), model_name_or_path=str(tmp_path)))
+
+
+@pytest.mark.everything(
+    "40 s each; that plans are followed stays above, formulas of a cut row in unit/test_forecast_bounds.py"
+)
+@pytest.mark.parametrize("objective", ["dpo", "grpo"])
+def test_a_plan_of_an_objective_is_warmed_and_nothing_compiles_after(
+    fresh_dynamo: None, tiny: Path, tmp_path: Path, objective: str
+) -> None:
+    """The loss is cut into chunks of the row, and of answers that are sampled only the longest lengths are known."""
+    {"dpo": demo.write_pairs, "grpo": demo.write_prompts}[objective](tmp_path / "rows.jsonl", count=24)
+    values: dict[str, Any] = {
+        "objective": objective, "data_path": str(tmp_path / "rows.jsonl"), "osft": False, "compile_model": False, "dynamic": "true",
+        "compile_scope": "block+loss", "compile_backend": "eager", "batch_size": 8, "max_steps": 3,
+    }  # fmt: skip
+    rows, longest = 8, 0
+    if objective == "grpo":
+        values |= {
+            "reward": "trainer.demo:reward",
+            "grpo_completion_tokens": 16,
+            "grpo_iterations": 2,
+            "grpo_generations": 4,
+        }
+        rows, longest = 32, 16
+    config = _config(tiny, tmp_path, **values)
+    data = open_data(config, demo.tokenizer(), vocabulary=272, world=1)
+    lengths = tmp_path / "lengths.txt"
+    lengths.write_text("".join(f"{s.length + longest}\n" * (rows // 8) for s in data.train.samples))
+    report = run_check(
+        CheckOptions(
+            model=str(tiny), data=str(lengths), packed=True, max_tokens_per_gpu=512, batch_size=rows, shuffle_seed=42, dtype="float32",
+            objective=objective, objective_from="trainer.preflight:as_objective", compile_scope="block+loss", verify=False, depth="trace",
+        )
+    )  # fmt: skip
+    assert report.plan is not None and report.plan.regimes, report.undetermined
+    report.plan.write(tmp_path / "plan.json")
+    records = _run(
+        dataclasses.replace(
+            config, compile_plan=str(tmp_path / "plan.json"), output_dir=str(tmp_path / "out")
+        )
+    )
+    assert not any(r["graphs"] or r["recompiles"] for r in records)
+    assert len({n for r in records for micro in r["lengths"] for n in micro}) >= 2

@@ -330,6 +330,12 @@ def size_term(source: str) -> Term | None:
     return terms[0] if terms and terms[0].what == "size" else None
 
 
+def _global_name(name: str) -> str:
+    """A global's own name; Dynamo's alias of an imported module is read back: ``__import_a_dot_b`` is ``a.b``."""
+    module = name.removeprefix("__import_")
+    return name if module == name else module.replace("_dot_", ".")
+
+
 def pretty(source: str) -> str:
     """A source as the user wrote it: ``s._modules['d'].p`` becomes ``s.d.p``, ``G['Cfg'].scale`` ``Cfg.scale``."""
     source = re.sub(
@@ -339,5 +345,5 @@ def pretty(source: str) -> str:
     )
     source = re.sub(r"\._modules$", "", source)  # the modules of a container
     source = re.sub(r"___from_numpy\((.+)\)$", r"\1", source)
-    source = re.sub(r"^G\[['\"]([\w.]+)['\"]\]", r"\1", source)
+    source = re.sub(r"^G\[['\"]([\w.]+)['\"]\]", lambda m: _global_name(m[1]), source)
     return re.sub(r"\bdict\(type\((\w+)\)\.__dict__\)\[['\"](\w+)['\"]\]", r"type(\1).\2", source)

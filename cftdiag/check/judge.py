@@ -81,7 +81,10 @@ def _probes(main: BuiltPass, options: CheckOptions, numerics: Numerics | None) -
         numerics=numerics,
         wrong_code=() if result is None else result.wrong_code,
         captured_error=None if raised is None else ErrorDetail(type=raised.error, message=raised.message),
-        never_run=tuple(dict.fromkeys((*never, *(n.name for n in silent)))),
+        # what was called and came to no graph runs eager; torch's own files tell why
+        never_run=tuple(
+            dict.fromkeys((*never, *(n.name for n in silent if n.skipped_file or not main.calls.get(n.name))))
+        ),
         # only what was called can have been skipped
         skipped_frames=tuple(
             SkippedFrame(block=n.name, cls=n.cls, file=n.skipped_file)
@@ -171,6 +174,7 @@ def raised_events(result: PassResult) -> list[Event]:
             kind="error",
             time=time.time(),
             step=raised.step,
+            block=raised.block,
             stack=() if raised.where is None else (raised.where,),
             detail=ErrorDetail(
                 type=raised.error,

@@ -45,6 +45,8 @@ class Watch:
         self.isolate, self._on_call = isolate, on_call
         self.kinds: Mapping[str, str] = {}
         self.calls: Counter[str] = Counter()
+        self.last: str | None = None
+        """The block that was called last."""
         self.fullgraph: dict[str, bool] = {}
         self.saved_hooks: dict[str, SavedHook] = {}
         self.late_hooks: list[LateHook] = []
@@ -95,6 +97,7 @@ class Watch:
         self, module: torch.nn.Module, fqn: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> None:
         self.calls[fqn] += 1
+        self.last = fqn
         if self._silent.pop(fqn, None) is not None:
             del module.__dict__["forward"]  # Dynamo is about to read it
         if fqn not in self._hooks:

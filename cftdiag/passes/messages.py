@@ -241,6 +241,8 @@ class Raised:
     create_graph: bool = False
     where: Frame | None
     step: int
+    block: str | None = None
+    """The block whose recomputation was not its forward's."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -378,6 +378,7 @@ class _Pass:
             if last
             else None,
             step=self.step_index,
+            block=self.watch.last if is_checkpoint_failure(error) else None,
         )
 
     def leave_out_untouched_stacks(self) -> None:

@@ -23,6 +23,7 @@ from cftdiag.options import CheckOptions
 from cftdiag.passes.launch import fork_child
 from cftdiag.passes.messages import (
     Assumption,
+    NeverRan,
     Observed,
     Program,
     ProgramBlock,
@@ -287,6 +288,18 @@ def test_blocks_that_the_step_never_called_are_known_to_the_diagnosis():
     assert make_context(idle, OPTIONS).probes.never_run == ("layers.1",)
     assert not make_context(built(), OPTIONS).probes.never_run
     assert not make_context(built(raised=RAISED, result=idle.result), OPTIONS).probes.never_run
+    silent = NeverRan(name="layers.1", cls="Block", skipped_file=None)
+    called = dataclasses.replace(RAN, graphs={}, never_ran=(silent,))
+    assert not make_context(built(result=called), OPTIONS).probes.never_run  # it runs eager
+    skipped = dataclasses.replace(
+        called, never_ran=(dataclasses.replace(silent, skipped_file="torch/nn/x.py"),)
+    )
+    assert make_context(built(result=skipped), OPTIONS).probes.never_run == ("layers.1",)
+
+
+def test_a_failed_recomputation_is_booked_on_its_block():
+    [event] = raised_events(built(raised=dataclasses.replace(RAISED, block="layers.1")))
+    assert event.block == "layers.1"
 
 
 def test_a_block_counts_as_captured_only_where_a_pass_showed_it():

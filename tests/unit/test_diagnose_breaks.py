@@ -635,6 +635,23 @@ def test_error(kind: str, message: str, expected: str) -> None:
     assert (found.kind, found.cause, found.severity) == ("error", expected, "error")
 
 
+@pytest.mark.parametrize(
+    ("operator", "own"),
+    [("own.soft_gain.default", "own::soft_gain"), ("aten.mm.default", None), ("torch.matmul", None)],
+)
+def test_an_operator_of_ones_own_is_mended_in_its_stand_in(operator: str, own: str | None) -> None:
+    message = (
+        "RuntimeError when making fake tensor call\n  Explanation: Dynamo failed to run FX node with fake tensors: "
+        f"call_function {operator}(*(FakeTensor(..., size=(2, 12, 32)),), **{{}}): got ValueError('too many values')\n"
+    )
+    found = the(diagnose([raised("TorchRuntimeError", message)], Context(blocks=BLOCKS)))
+    fixes = [r.summary for r in found.remedies if r.applicability != "diagnosis"]
+    assert len(fixes) == (own is not None)
+    assert own is None or fixes[0].startswith(
+        f"Mend what stands in for {own} while it is traced (its register_fake"
+    )
+
+
 def test_donated_buffers_of_a_backward_that_is_differentiated_again() -> None:
     message = (
         "This backward function was compiled with non-empty donated buffers which requires create_graph=False"

@@ -864,3 +864,35 @@ def test_an_explanation_says_what_is_known_and_nothing_else(
     found = the(diagnose([compiled(), event], Context(blocks=BLOCKS)))
     assert found.explanation == expected
     assert "None" not in found.explanation and not any("<" in r.summary for r in found.remedies)
+
+
+def test_a_failed_recomputation_is_placed_where_it_ran_into_a_recompile() -> None:
+    error = Event(
+        kind="error",
+        time=1.0,
+        step=2,
+        block="layers.1",
+        stack=(Frame(file="/home/me/train.py", line=7, function="step", code="loss.backward()"),),
+        detail=detail_of(
+            "error",
+            {
+                "type": "CheckpointError",
+                "message": "torch.utils.checkpoint: Recomputed values have different metadata\n"
+                "saved metadata: {'dtype': torch.bfloat16}\nrecomputed metadata: {'dtype': torch.float32}",
+            },
+        ),
+    )
+    by_class = missed("___check_obj_id(forward.__code__, 1397), type=<class 'code'>", block="layers.2")
+    switch = missed(
+        "self.low == True", block="layers.1", entry_block="layers.1", actual="False", detail={"self": "self"}
+    )
+    events = [compiled(), by_class, switch, compiled("1/0", "layers.3"), error]
+    found = {f.cause: f for f in diagnose(events, Context(blocks=BLOCKS[:4]))}
+    told, met = found["ac_dtype_mismatch"], found["module_bool_attr"]
+    assert (told.where, told.guard) == (met.where, met.guard) and met.where.line
+    assert "raised at loss.backward()" in told.evidence
+    assert told.remedies[0].summary.startswith("Leave self.low as it is from the forward")
+    # without a recompile it stays where it was raised
+    (alone,) = diagnose([compiled(), error], Context(blocks=BLOCKS[:4]))
+    assert alone.where.code == "loss.backward()" and alone.guard is None
+    assert not any(r.summary.startswith("Leave") for r in alone.remedies)

@@ -356,6 +356,7 @@ def test_guards_that_inductor_added(added: str | None, place: str) -> None:
         ("s._modules['d'].training", "s.d.training"),
         ("s._modules['blocks']._modules['3'].k", "s.blocks[3].k"),
         ("G['Cfg'].scale", "Cfg.scale"),
+        ("G['__import_seqkit_dot_ops'].Settings.gate", "seqkit.ops.Settings.gate"),
         ("dict(type(s).__dict__)['k']", "type(s).k"),
     ],
 )

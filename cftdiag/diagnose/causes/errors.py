@@ -17,6 +17,9 @@ CAUSES = (
         kinds=("error",),
         remedies=(
             Remedy(
+                summary="Leave {attribute} as it is from the forward to the end of backward: the recomputation reads it again."
+            ),
+            Remedy(
                 summary="Remove the recompile named in the other findings: with one variant forward and recomputation agree."
             ),
             Remedy(
@@ -39,6 +42,9 @@ CAUSES = (
         says="Forward saved {expected}, the recomputation {actual}.",
         kinds=("error",),
         remedies=(
+            Remedy(
+                summary="Leave {attribute} as it is from the forward to the end of backward: the recomputation reads it again."
+            ),
             Remedy(
                 summary="Cast the inputs before the checkpoint boundary, so that both passes see one dtype."
             ),
@@ -156,6 +162,11 @@ CAUSES = (
         kinds=("error",),
         remedies=(
             Remedy(
+                summary="Mend what stands in for {operator} while it is traced (its register_fake, or its meta kernel): it raised. "
+                "It has to return an empty tensor of the shape, dtype and device that {operator} returns, for every input that it "
+                "is given."
+            ),
+            Remedy(
                 summary="Find the layer that fails: backend eager, then aot_eager, then inductor.",
                 edit="--compile-backend eager",
                 applicability="diagnosis",
@@ -194,6 +205,16 @@ _OPERATOR_RAISED = re.compile(
     re.S,
 )
 _NO_FAKE = re.compile(r"no fake impl registered|register_fake|does not have a fake impl", re.I)
+
+
+def own_operator(message: str) -> str | None:
+    """The operator of a library or of the program (``name::operator``) that raised while it was traced, when the code that
+    stands in for it runs; None for torch's own, whose stand-ins raise what the operator would.
+    """
+    raised = _OPERATOR_RAISED.search(message)
+    parts = raised[1].split(".") if raised is not None and not _NO_FAKE.search(message) else []
+    own = len(parts) == 3 and parts[0] not in ("aten", "prims", "torch", "nn")
+    return f"{parts[0]}::{parts[1]}" if own else None
 
 
 def remedies_of(message: str) -> tuple[str | None, tuple[Remedy, ...]]:

@@ -13,7 +13,7 @@ from cftdiag.diagnose.causes import errors
 from cftdiag.diagnose.causes.performance import MANY_BLOCKS
 from cftdiag.diagnose.engine import places
 from cftdiag.diagnose.engine.context import Context
-from cftdiag.diagnose.engine.draft import Drafts, region
+from cftdiag.diagnose.engine.draft import Draft, Drafts, region
 from cftdiag.diagnose.wrong_code import ADVISORIES
 from cftdiag.error_text import remedies, shorten
 from cftdiag.events import RESUME, Event
@@ -27,6 +27,16 @@ _HAVE_EVENTS = (
     "UncapturedHigherOrderOpError",
     "FailOnRecompileLimitHit",
     "RecompileError",
+)
+
+#: Recompiles by a value that somebody set between a forward and its recomputation.
+_SETTINGS = (
+    "module_int_attr",
+    "module_float_attr",
+    "module_bool_attr",
+    "module_str_attr",
+    "class_attr",
+    "global_value",
 )
 
 #: Raised by autograd in the training step, outside of any block: every compiled block is in that graph.
@@ -120,6 +130,7 @@ def _error(
         draft.says, draft.remedies = errors.remedies_of(message)
     saved, again = errors.dtypes(message) or ("", "")
     limit = context.limit
+    operator = errors.own_operator(message) if cause == "fullgraph_error" else None
     draft.where = (
         places.of(named) if named is not None else places.place(event) if event is not None else Where()
     )
@@ -130,13 +141,18 @@ def _error(
         "message": words,
         "expected": saved or None,
         "actual": again or None,
+        "operator": operator,
         "limit_note": f": the recompile limit ({limit}) tripped in between" if limits else "",
         "more": 2 * limit,
     }
     if cause.startswith("ac_"):
-        draft.guard = next(
-            (d.guard for d in limits + sorted(drafts.of("recompile"), key=lambda d: -d.count)), None
-        )
+        led = next(iter(limits), None) or _led_to(name, step, drafts)
+        if led is not None:
+            draft.note(f"raised at {places.named(draft.where)}" if draft.where.line else "")
+            draft.guard = led.guard
+            draft.where = led.where if led.where.line else draft.where
+            if led.cause in _SETTINGS and not limits:
+                draft.facts["attribute"] = led.facts.get("attribute")
     lines = [line.strip() for line in message.strip().splitlines()[1:8]]
     draft.note(
         f"{kind}: {shorten(first, 600)}",
@@ -144,6 +160,12 @@ def _error(
         *(line for line in lines if len(line) > 1 and not any(" ".join(line.split()) in s for s in advised)),
     )
     draft.note(*(f"grew from {d.kind} {d.cause}: {d.guard}" for d in limits))
+
+
+def _led_to(block: str | None, step: int | None, drafts: Drafts) -> Draft | None:
+    """The recompile that a failed recomputation ran into: the last one at its step, in its block where that is known."""
+    met = [d for d in drafts.of("recompile") if step is None or step in d.steps]
+    return next(reversed([d for d in met if block in d.blocks] or met), None)
 
 
 def _at_break(message: str, event: Event | None, drafts: Drafts) -> bool:

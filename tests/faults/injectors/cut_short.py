@@ -29,6 +29,6 @@ def fault(random: Random) -> Fault:
             "starcoder2",
         ),
         alone=True,
-        advice=r"call|run|step",
+        advice=r"layers|early exit",
         mended={"setup": ""},
     )

@@ -49,6 +49,6 @@ def fault(random: Random) -> Fault:
         also=(("recompile", "module_bool_attr" if flag else "module_str_attr"),),
         alone=True,
         fails_eager=True,
-        advice=r"cast|precision|dtype",
+        advice=r"as it is|forward and|precision",
         mended={"step": "return default_step(model, batch)"},
     )

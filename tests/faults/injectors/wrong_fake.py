@@ -32,6 +32,6 @@ def fault(random: Random) -> Fault:
         ),
         body=f"x = {name}(x)  # HERE",
         alone=True,
-        advice=r"fake|layer|traced",
+        advice=r"register_fake",
         mended={"top": top.replace("FAKE", "return torch.empty_like(states)")},
     )

@@ -16,6 +16,11 @@ def fault(random: Random) -> Fault:
             if {draw} < 0.5:  # HERE
                 x = x * 1.01
         """,
+        before_step="""
+            import random
+
+            random.seed(i)  # the same draws in torch's own process and in the check
+        """,
         advice=r"torch\.rand|outside|tensor",
         mended={"top": "import torch", "body": "x = torch.where(torch.rand(()) < 0.5, x * 1.01, x)"},
     )

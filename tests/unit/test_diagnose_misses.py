@@ -724,6 +724,12 @@ def test_blocks_of_several_classes_in_one_decorators_wrapper() -> None:
         text, block="layers.1", entry_block="layers.0", step=1, code=WRAPPER, detail={"free": ["fn"]}
     )
     assert cause(event, blocks=blocks) == "shared_code_object"
+    library = dataclasses.replace(WRAPPER, file="/x/site-packages/transformers/modeling_layers.py")
+    for code, own in ((WRAPPER, True), (library, False)):
+        found = the(diagnose([compiled(), dataclasses.replace(event, code=code)], Context(blocks=blocks)))
+        summaries = [r.summary for r in found.remedies]
+        assert any(s.startswith("Apply the decorator outside") for s in summaries) == own
+        assert summaries[-1].startswith("Leave it so while there are fewer than 8 such classes")
     given = missed(
         "___check_type_id(args[0], 140), type=<class 'm.Sine'>",
         value_type="Tanh",

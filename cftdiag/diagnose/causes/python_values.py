@@ -64,7 +64,11 @@ CAUSES = (
                 applicability="safe",
             ),
             Remedy(
-                summary="Apply the decorator outside what is compiled, or check once where the model is called."
+                summary="Apply the decorator outside what is compiled (it made `{own_wrapper}`), or check once where the model is "
+                "called."
+            ),
+            Remedy(
+                summary="Leave it so while there are fewer than {limit} such classes: each compiles once, at its first call."
             ),
         ),
     ),

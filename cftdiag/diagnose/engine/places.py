@@ -44,6 +44,11 @@ def rank(frame: Frame) -> int:
     return 2 if _STANDARD_LIBRARY.search(file) else 0
 
 
+def installed(file: str) -> bool:
+    """True for a file of an installed package, which its user does not edit."""
+    return bool(_LIBRARY.search(file))
+
+
 def innermost(stack: Sequence[Frame]) -> Frame | None:
     """The innermost frame of the user's, the model's or a library's code, else the innermost of all."""
     return next((f for f in reversed(stack) if rank(f) < 2), stack[-1] if stack else None)

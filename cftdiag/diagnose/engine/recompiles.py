@@ -204,6 +204,9 @@ def facts(miss: Miss, cause: str, context: Context) -> dict[str, Any]:
     }
     if cause == "duck_shape":
         found["static_source"] = sizes.kept(miss)
+    code = miss.event.code
+    if cause == "shared_code_object" and code is not None and not places.installed(code.file):
+        found["own_wrapper"] = code.qualname  # nobody moves a decorator of a library
     if cause == "size_specialized":
         found["fixed"] = sizes.fixed(miss)
     elif cause == "stride":

@@ -117,7 +117,7 @@ state code line branch function callee callee_name reason
 logging_function reordered_function printer said hint inner applied subclass
 type message operator own_wrapper limit_note main_limit hook module step blocks eager compiled rel config rank code_name others count
 ops seconds block counts cache
-fixed layout meaning name_of_code change setting
+fixed layout meaning name_of_code change setting static_source
 """.split()
 
 

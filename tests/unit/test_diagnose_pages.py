@@ -8,9 +8,11 @@ import string
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from cftdiag import Subject
 from cftdiag.diagnose import CAUSES, pages
 from cftdiag.diagnose.engine.cause import Cause, fill
 from cftdiag.findings import KINDS, Remedy
@@ -124,3 +126,17 @@ fixed layout meaning name_of_code change setting static_source
 def test_diagnosis_does_not_need_torch() -> None:
     code = "import sys, cftdiag.diagnose, cftdiag.diagnose.pages; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@every_cause
+def test_a_check_of_an_example_is_given_its_step_and_hooks(cause: Cause) -> None:
+    """A check reads nothing of a file but what ``build()`` returns."""
+    names: dict[str, Any] = {"__name__": "example"}
+    exec(compile(cause.example, cause.key, "exec"), names)
+    own = {name: names[name] for name in ("step", "before_step", "wrap", "check") if name in names}
+    own |= {"compile_kwargs": names["COMPILE"]} if "COMPILE" in names else {}
+    if not own:
+        return
+    built = names["build"]()
+    assert isinstance(built, Subject) and built.batches
+    assert {name: getattr(built, name) for name in own} == own

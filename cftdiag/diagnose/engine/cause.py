@@ -5,6 +5,7 @@ Prose lives in ``texts/<key>.md``, the example in ``examples/<key>.py``; code ho
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import re
 import string
@@ -24,6 +25,8 @@ BREAK = ("graph_break",)
 #: How most examples are seen.
 CHECK = "cftdiag check --model FILE.py:build"
 
+#: Functions of an example that are fields of a Subject.
+_FIELDS = ("step", "before_step", "wrap", "check")
 _SECTIONS = ("What", "Why it costs", "Fix", "References")
 
 
@@ -101,9 +104,59 @@ def page(key: str) -> tuple[str, dict[str, str]]:
 
 
 def example(key: str) -> str:
-    """Source of the example of a cause; empty when it has none."""
+    """Source of the example of a cause, as a check takes it; empty when it has none."""
     path = EXAMPLES / (key.replace(".", "_") + ".py")
-    return path.read_text(encoding="utf-8") if path.exists() else ""
+    return as_subject(path.read_text(encoding="utf-8")) if path.exists() else ""
+
+
+def as_subject(source: str) -> str:
+    """An example whose ``build()`` returns a Subject with the functions of the file that are fields of one, and its COMPILE;
+    a check reads nothing but what ``build()`` returns.
+    """
+    tree = ast.parse(source)
+    defined = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    named = {
+        name.id
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+        for name in node.targets
+        if isinstance(name, ast.Name)
+    }
+    fields = [f"{name}={name}" for name in _FIELDS if name in defined]
+    fields += ["compile_kwargs=COMPILE"] if "COMPILE" in named else []
+    if not fields:
+        return source
+    match defined["build"].body:
+        case [*_, ast.Return(value=ast.Tuple(elts=[model, batches])) as returned]:
+            pass
+        case _:
+            raise AssertionError("the build() of an example returns (model, batches)")
+    given = [
+        f"model={ast.get_source_segment(source, model)}",
+        f"batches={ast.get_source_segment(source, batches)}",
+    ]
+    given += fields
+    lines = source.splitlines()
+    first, last = returned.lineno, returned.end_lineno or returned.lineno
+    lines[first - 1 : last] = [
+        "    return Subject(",
+        *(f"        {text},".replace("\n", "\n    ") for text in given),
+        "    )",
+    ]
+    third_party = [
+        n.lineno for n in tree.body if isinstance(n, (ast.Import, ast.ImportFrom)) and _names_torch(n)
+    ]
+    at = next(
+        (n.lineno for n in tree.body if isinstance(n, ast.ImportFrom) and _names_torch(n)),
+        third_party[-1] + 1,
+    )
+    lines.insert(at - 1, "from cftdiag import Subject")
+    return "\n".join(lines) + "\n"
+
+
+def _names_torch(node: ast.Import | ast.ImportFrom) -> bool:
+    names = [node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
+    return any(name.partition(".")[0] == "torch" for name in names)
 
 
 class _Facts(dict[str, Any]):

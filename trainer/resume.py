@@ -148,6 +148,12 @@ def check(state: State, config: TrainConfig, data: Data, *, world: int) -> list[
     notes = []
     if config.osft and state.config.get("osft_upcast_dtype") != config.osft_upcast_dtype:
         notes.append("osft-upcast-dtype has no effect: the factors are those of the checkpoint")
+    for name in ("model_name_or_path", "random_init"):
+        if name in state.config and state.config[name] != values[name]:
+            notes.append(
+                f"{name.replace('_', '-')} {values[name]}: the weights are those of the checkpoint, which began from "
+                f"{state.config['model_name_or_path'] if name == 'model_name_or_path' else state.config[name]}"
+            )
     if state.validation != validation_digest(data):
         notes.append(
             "another validation set: its losses cannot be compared with earlier ones, and the best begins anew"

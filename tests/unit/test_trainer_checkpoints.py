@@ -30,7 +30,13 @@ from trainer.metrics import Metrics
 
 
 def write(
-    directory: Path, step: int, *, keep: int = 9, kinds: tuple[str, ...] = ("step",), best: Best | None = None
+    directory: Path,
+    step: int,
+    *,
+    keep: int = 9,
+    kinds: tuple[str, ...] = ("step",),
+    best: Best | None = None,
+    tokens: int | None = None,
 ) -> Path:
     """A whole checkpoint with one data file."""
     partial = directory / f"step-{step:08d}.partial"
@@ -39,7 +45,7 @@ def write(
     (partial / "__0_0.distcp").write_bytes(b"x" * step)
     state = State(
         step=step,
-        tokens=step * 10,
+        tokens=step * 10 if tokens is None else tokens,
         world=2,
         ranks={"a.b": 3},
         data="d",
@@ -102,9 +108,16 @@ def test_a_checkpoint_of_an_object_store_is_copied_once(tmp_path: Path) -> None:
     copy = fetch(f"{url}/", tmp_path / "here", told.append)
     assert read_state(copy) == read_state(path) and damage(copy) is None
     assert told == [f"copied {url}/ to {copy}"]
-    store.rm("/bucket/run/step-00000007/state.json")
     assert fetch(url, tmp_path / "here", told.append) == copy and len(told) == 1, "a whole copy is taken"
-    (copy / "__0_0.distcp").write_bytes(b"y" * 7)
+    for change in (b"xxxxxxy", b"x"):  # a flipped byte, a file cut short
+        (copy / "__0_0.distcp").write_bytes(change)
+        assert damage(fetch(url, tmp_path / "here")) is None, "a damaged copy is not"
+    other = write(tmp_path / "other", 7, tokens=99)
+    store.put(str(other), "/bucket/other/step-00000007", recursive=True)
+    copy = fetch("memory://bucket/other/step-00000007", tmp_path / "here")
+    assert read_state(copy).tokens == 99, "the same step of another run is another checkpoint"
+    store.rm("/bucket/run/step-00000007/state.json")
+    shutil.rmtree(copy)
     copy = fetch(url, tmp_path / "here")
     with pytest.raises(ValueError, match="not a checkpoint of this trainer"):
         read_state(copy)  # as it is in the store by now
@@ -306,6 +319,22 @@ def test_options_that_can_have_no_effect_are_refused(tmp_path: Path) -> None:
     assert resume.check(state, dataclasses.replace(config, osft_upcast_dtype="float64"), data, world=1) == [
         "osft-upcast-dtype has no effect: the factors are those of the checkpoint"
     ]
+    for values, message in (
+        (
+            {"model_name_or_path": "m", "demo": False},
+            "model-name-or-path m: the weights are those of the checkpoint",
+        ),
+        (
+            {"random_init": True},
+            "random-init True: the weights are those of the checkpoint, which began from False",
+        ),
+    ):
+        (note,) = (
+            n
+            for n in resume.check(state, dataclasses.replace(config, **values), data, world=1)
+            if "weights" in n
+        )  # type: ignore[arg-type]
+        assert note.startswith(message)
     other = dataclasses.replace(data, validation=Set())
     assert "another validation set" in resume.check(state, config, other, world=1)[0]
     Set.digest = "e"

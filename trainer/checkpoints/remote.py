@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from trainer.checkpoints.layout import PARTIAL, problem_of
+from trainer.checkpoints.layout import PARTIAL, STATE, damage, problem_of
 
 FETCHED = "fetched"
 """Where copies lie in the output directory."""
@@ -27,8 +27,8 @@ def require_local(path: str, option: str) -> None:
 
 
 def fetch(url: str, directory: Path, say: Callable[[str], None] = lambda _: None) -> Path:
-    """Copy the checkpoint at ``url`` into ``directory`` by fsspec, and return where it is; a whole copy that is
-    there already is taken. Raises ``ValueError`` where fsspec, its part for the store, or the checkpoint is missing.
+    """Copy the checkpoint at ``url`` into ``directory`` by fsspec, and return where it is; a whole copy of the very
+    same checkpoint that is there already is taken. Raises ``ValueError`` where fsspec, its part for the store, or the checkpoint is missing.
     """
     try:
         from fsspec.core import url_to_fs
@@ -38,12 +38,13 @@ def fetch(url: str, directory: Path, say: Callable[[str], None] = lambda _: None
         ) from error
     name = url.rstrip("/").rpartition("/")[2]
     copy, partial = directory / name, directory / f"{name}{PARTIAL}"
-    # `last` and `best` mean another one tomorrow.
-    if name.startswith("step-") and copy.exists() and problem_of(copy) is None:
-        return copy
     try:
         system, path = url_to_fs(url.rstrip("/"))
         there = system.isdir(path)
+        # The checksums of all files are in that one: another run's step, or today's `last`, differs in it.
+        whole = there and copy.exists() and problem_of(copy) is None and damage(copy) is None
+        if whole and system.cat_file(f"{path}/{STATE}") == (copy / STATE).read_bytes():
+            return copy
         if there:
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)

@@ -17,6 +17,7 @@ from torch import Tensor
 import trainer
 from trainer import demo, patterns
 from trainer.config import TrainConfig
+from trainer.continual import directions
 from trainer.continual.__main__ import main
 from trainer.distributed import process_group
 from trainer.osft.linear import OSFTLinear, compose
@@ -127,7 +128,7 @@ def test_what_cannot_be_decomposed_anew_is_one_line(runs: Path) -> None:
 
 def test_the_script_runs_all_tasks_by_each_method(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "points.json"
-    methods = ["osft progressive beside=none", "olora 2", "replay"]
+    methods = ["osft progressive beside=none", "olora 2", "gpm 2", "replay"]
     arguments = ["--seeds", "1", "--steps", "2", "--base-steps", "2", "--json", str(file)]
     for method in methods:
         arguments += ["--method", method]
@@ -142,6 +143,15 @@ def test_the_script_runs_all_tasks_by_each_method(capsys: pytest.CaptureFixture[
         assert outcome["phases"][0] == outcomes[0]["phases"][0], "all start from one base model"
         losses = [p["after"]["C"]["loss"] for p in outcome["phases"]]
         assert len(set(losses)) == 4 and all(math.isfinite(loss) for loss in losses)
+
+
+def test_the_base_task_is_asked_without_some_directions(capsys: pytest.CaptureFixture[str]) -> None:
+    assert directions.main(["--seeds", "1", "--base-steps", "2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(" | ")[0] for line in lines[2:5]] == [
+        "| whole", "| without the smallest 25%", "| without the largest 25%",
+    ]  # fmt: skip
+    assert len(lines) == 3 + 2 * len(directions.SHARES)
 
 
 def test_what_the_script_cannot_do_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -12,8 +12,9 @@ from torch import nn
 
 from trainer import patterns
 from trainer.config import TrainConfig
+from trainer.continual.directions import cut
 from trainer.continual.figures import figures, render, table
-from trainer.continual.methods import METHODS, Orthogonal, parse
+from trainer.continual.methods import ENERGY, METHODS, Orthogonal, OrthogonalToInputs, directions, parse
 from trainer.continual.phases import Outcome, Phase, Score
 from trainer.methods.lora import LoRALinear
 
@@ -99,6 +100,50 @@ def test_adapters_read_nothing_of_what_earlier_ones_read() -> None:
         assert rows.norm() > 0.1
         earlier.append(rows.clone())
         orthogonal.add(model)
+
+
+def test_adapters_read_nothing_of_earlier_inputs() -> None:
+    torch.manual_seed(0)
+    basis = torch.linalg.qr(torch.randn(8, 8))[0].T
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.q = LoRALinear(nn.Linear(8, 5, bias=False), rank=2, scale=1.0)
+            nn.init.normal_(self.q.A)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.q(x)  # type: ignore[no-any-return]
+
+    constraint = OrthogonalToInputs()
+    first, second = torch.randn(40, 3) @ basis[:3], torch.randn(40, 2) @ basis[3:5]
+    noise = 1e-3 * torch.randn(40, 8)
+    for inputs, reads in ((first, [3, 4, 5, 6, 7]), (second, [5, 6, 7])):
+        model = Model()
+        constraint.begin(model, [{"x": inputs[None] + noise[None]}])
+        constraint.hold(model)
+        a = model.q.A.detach()
+        assert model.training and a.norm() > 0.1
+        assert (a @ inputs.T).norm() < 0.02 * a.norm() * inputs.norm()
+        torch.testing.assert_close(a @ basis[reads].T @ basis[reads], a, rtol=0.02, atol=0.02)
+
+
+def test_directions_are_as_many_as_hold_the_energy() -> None:
+    square = torch.diag(torch.tensor([98.0, 1.5, 0.4, 0.1], dtype=torch.float64))
+    none = torch.zeros(0, 4, dtype=torch.float64)
+    assert ENERGY == 0.99
+    found = directions(square, none)
+    torch.testing.assert_close(found.abs(), torch.eye(4, dtype=torch.float64)[:2])
+    assert len(directions(square, found)) == 0
+    torch.testing.assert_close(directions(square, found[:1]).abs(), torch.eye(4, dtype=torch.float64)[1:2])
+
+
+def test_what_is_cut_are_the_smallest_or_the_largest_directions() -> None:
+    u, v = torch.linalg.qr(torch.randn(5, 4))[0], torch.linalg.qr(torch.randn(4, 4))[0]
+    for low, left in ((True, [4.0, 3.0, 2.0, 0.0]), (False, [2.0, 1.0, 0.0, 0.0])):
+        weight = u @ torch.diag(torch.tensor([4.0, 3.0, 2.0, 1.0])) @ v
+        cut(weight, 0.25 if low else 0.5, low=low)
+        torch.testing.assert_close(torch.linalg.svdvals(weight), torch.tensor(left), rtol=1e-4, atol=1e-4)
 
 
 def test_the_two_tasks_contradict_each_other_and_the_files_hold_their_answers(tmp_path: Path) -> None:

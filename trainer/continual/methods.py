@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from trainer.batch import Batch
 from trainer.config import TrainConfig
 from trainer.methods.lora import adapted_layers
 from trainer.osft.frozen import local
 
-FORMS = "full, replay, osft SHARE, osft progressive, lora RANK, olora RANK"
+FORMS = "full, replay, osft SHARE, osft progressive, lora RANK, olora RANK, gpm RANK"
 """``osft`` takes ``beside=all|blocks|none``, all take ``lr=RATE``."""
 
 METHODS = (
     "full", "full lr=2.5e-4", "osft 0.25", "osft 0.25 lr=4e-3", "osft 0.25 beside=blocks lr=4e-3",
     "osft 0.25 beside=none lr=4e-3", "osft 0.25 beside=none lr=1e-2", "osft 0.05 beside=none lr=1e-2",
-    "osft progressive lr=4e-3", "osft progressive beside=none lr=4e-3", "lora 8 lr=4e-3", "olora 8 lr=4e-3", "replay",
+    "osft progressive lr=4e-3", "osft progressive beside=none lr=4e-3", "lora 8 lr=4e-3", "olora 8 lr=4e-3", "gpm 8 lr=4e-3",
+    "replay",
 )  # fmt: skip
 """What is compared unless methods are named."""
+
+
+_ADAPTERS = ("lora", "olora", "gpm")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,9 +44,13 @@ class Method:
     lr: float | None = None
     """None for the rate of all methods."""
 
+    def constraint(self) -> Orthogonal | None:
+        """What is held in every step, over all tasks."""
+        return {"olora": Orthogonal, "gpm": OrthogonalToInputs}.get(self.name, lambda: None)()
+
     def options(self, number: int, count: int) -> dict[str, Any]:
         """The trainer's options for task ``number`` (from 1) of ``count``."""
-        if self.name in ("lora", "olora"):
+        if self.name in _ADAPTERS:
             return {"lora": True, "lora_rank": int(self.value), "lora_alpha": 2.0 * int(self.value)}
         if self.name != "osft":
             return {}
@@ -66,7 +76,7 @@ def parse(text: str) -> Method:
         if rate is not None and not 0 < rate < math.inf:
             raise ValueError("a learning rate is positive")
         method = Method(text=text, name=name, value=value, beside=pairs.get("beside", "all"), lr=rate)
-        if name not in ("full", "replay", "osft", "lora", "olora"):
+        if name not in ("full", "replay", "osft", *_ADAPTERS):
             raise ValueError("there is none of that name")
         TrainConfig(demo=True, **method.options(1, 1))
     except ValueError as error:
@@ -81,6 +91,9 @@ class Orthogonal:
 
     def __init__(self) -> None:
         self._rows: dict[str, Tensor] = {}
+
+    def begin(self, model: nn.Module, rows: Sequence[Batch]) -> None:
+        """A task begins; ``rows`` are some of the task before it."""
 
     @torch.no_grad()
     def hold(self, model: nn.Module) -> None:
@@ -98,3 +111,53 @@ class Orthogonal:
             if name in self._rows:
                 rows = torch.cat([self._rows[name], rows])
             self._rows[name] = torch.linalg.svd(rows, full_matrices=False).Vh[: len(rows)]
+
+
+ENERGY = 0.99
+"""Share of the squares of a layer's inputs that counts as what they are made of."""
+
+
+class OrthogonalToInputs(Orthogonal):
+    """Adapters that read nothing of what earlier tasks put into their layers: A is kept orthogonal to the directions
+    that hold :data:`ENERGY` of those inputs, layer by layer (gradient projection memory, arXiv 2103.09762, with
+    adapters as in InfLoRA, arXiv 2404.00228).
+    """
+
+    @torch.no_grad()
+    def begin(self, model: nn.Module, rows: Sequence[Batch]) -> None:
+        """Note the inputs of the task before; the adapters change nothing yet."""
+        squares: dict[str, Tensor] = {}
+
+        def watch(name: str, layer: nn.Module) -> Any:
+            def note(_layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+                x = inputs[0].flatten(0, -2).double()
+                squares[name] = squares.get(name, 0) + x.T @ x
+
+            return layer.register_forward_pre_hook(note)
+
+        watching = [watch(name, layer) for name, layer in adapted_layers(model).items()]
+        model.eval()
+        for row in rows:
+            model(**row)
+        model.train()
+        for handle in watching:
+            handle.remove()
+        for name, square in squares.items():
+            known = self._rows.get(name, square.new_zeros(0, len(square)).float())
+            self._rows[name] = torch.cat([known, directions(square, known.double()).float()])
+
+    def add(self, model: nn.Module) -> None:
+        """Nothing: inputs are noted before the next task."""
+
+
+def directions(square: Tensor, known: Tensor) -> Tensor:
+    """Orthonormal rows that hold, with the orthonormal ``known``, :data:`ENERGY` of the inputs X with X^T X =
+    ``square`` (n x n).
+    """
+    other = torch.eye(len(square), dtype=square.dtype) - known.T @ known
+    values, vectors = torch.linalg.eigh(other @ square @ other)
+    held = square.trace() - values.sum() + values.flip(0).cumsum(0)
+    count = int((held < ENERGY * square.trace()).sum()) + 1
+    if square.trace() - values.sum() >= ENERGY * square.trace():
+        count = 0
+    return vectors.flip(1)[:, :count].T

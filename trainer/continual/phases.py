@@ -81,72 +81,86 @@ class Plan:
     """Steps between two looks at it."""
 
 
+class Tasks:
+    """The data of a seed, and the base model that all methods start from. Needs a process group of one rank."""
+
+    def __init__(self, seed: int, plan: Plan, work: Path) -> None:
+        """Trains the base task."""
+        self._seed, self._work, self.plan = seed, work, plan
+        rules = {"base": dict(patterns.BASE)}
+        for number, (task, word) in enumerate(WORDS.items()):
+            rules[task] = {word: patterns.permutation(len(WORDS) * seed + number)}
+        work.mkdir(parents=True, exist_ok=True)
+        counts = {t: BASE_SAMPLES if t == "base" else plan.steps * BATCH for t in TASKS}
+        self.files = {
+            t: patterns.write(work / f"{t}.jsonl", rules[t], count=counts[t], seed=seed) for t in TASKS
+        }
+        held = {
+            t: patterns.write(work / f"{t}.held.jsonl", rules[t], count=HELD_OUT, seed=seed + 1000)
+            for t in TASKS
+        }
+        start = work / "start"
+        demo.config(num_hidden_layers=2).save_pretrained(start)
+        demo.tokenizer().save_pretrained(start)
+        self.measure = Measure({t: self.config(start, held[t], work / "held", max_epochs=1) for t in TASKS})
+        self.base = work / "base"
+        config = self.config(
+            start, self.files["base"], self.base, max_steps=plan.base_steps, learning_rate=BASE_RATE,
+            warmup_steps=20, random_init=True,
+        )  # fmt: skip
+        self.untrained, self.phase = train(config, "base", self)
+
+    def config(self, source: Path, data: Path, out: Path, **values: Any) -> TrainConfig:
+        """What all runs of a seed have in common, and ``values``."""
+        return TrainConfig(
+            model_name_or_path=str(source), data_path=str(data), output_dir=str(out), seed=self._seed,
+            token_cache=str(self._work / "tokens"), batch_size=BATCH, max_tokens_per_gpu=ROW, device="cpu",
+            loss_chunks=1, **values,
+        )  # fmt: skip
+
+
 def run_seed(
     seed: int, methods: Sequence[Method], plan: Plan, work: Path, *, say: Callable[[str], None]
 ) -> Iterator[Outcome]:
     """The base model of a seed, then the other tasks by each method. Needs a process group of one rank."""
-    rules = {"base": dict(patterns.BASE)}
-    for number, (task, word) in enumerate(WORDS.items()):
-        rules[task] = {word: patterns.permutation(len(WORDS) * seed + number)}
-    work.mkdir(parents=True, exist_ok=True)
-    files = {
-        t: patterns.write(
-            work / f"{t}.jsonl",
-            rules[t],
-            count=BASE_SAMPLES if t == "base" else plan.steps * BATCH,
-            seed=seed,
-        )
-        for t in TASKS
-    }
-    held = {
-        t: patterns.write(work / f"{t}.held.jsonl", rules[t], count=HELD_OUT, seed=seed + 1000) for t in TASKS
-    }
-    start = work / "start"
-    demo.config(num_hidden_layers=2).save_pretrained(start)
-    demo.tokenizer().save_pretrained(start)
-
-    def config(source: Path, data: Path, out: Path, **values: Any) -> TrainConfig:
-        return TrainConfig(
-            model_name_or_path=str(source), data_path=str(data), output_dir=str(out), token_cache=str(work / "tokens"), seed=seed,
-            batch_size=BATCH, max_tokens_per_gpu=ROW, device="cpu", loss_chunks=1, **values,
-        )  # fmt: skip
-
-    held_configs = {t: config(start, held[t], work / "held", max_epochs=1) for t in TASKS}
-    measure = _Measure(held_configs)
-    base_config = config(
-        start, files["base"], work / "base", max_steps=plan.base_steps, learning_rate=BASE_RATE, warmup_steps=20, random_init=True,
-    )  # fmt: skip
-    untrained, base = train(base_config, "base", measure, plan)
-    say(f"seed {seed}: base: {_line(base)}")
+    tasks = Tasks(seed, plan, work)
+    say(f"seed {seed}: base: {_line(tasks.phase)}")
     for place, method in enumerate(methods):
-        phases, before, orthogonal = [base], work / "base", Orthogonal() if method.name == "olora" else None
+        phases, before, orthogonal = [tasks.phase], tasks.base, method.constraint()
         for number, task in enumerate(WORDS, 1):
-            data = files[task]
+            data = tasks.files[task]
             if method.name == "replay":
-                data = _mixed([files[t] for t in TASKS[: number + 1]], work / f"{place}.{task}.jsonl")
+                data = _mixed([tasks.files[t] for t in TASKS[: number + 1]], work / f"{place}.{task}.jsonl")
             out = work / f"{place}.{task}"
             options = method.options(number, len(WORDS))
-            made = config(
+            made = tasks.config(
                 before, data, out, max_steps=plan.steps, learning_rate=method.lr or plan.lr, **options
             )
-            phases.append(train(made, task, measure, plan, orthogonal)[1])
+            earlier = tasks.measure.rows[TASKS[number - 1]]
+            phases.append(train(made, task, tasks, orthogonal, earlier)[1])
             before = out
         say(f"seed {seed}: {method.text}: " + "; ".join(_line(phase) for phase in phases[1:]))
-        yield Outcome(method=method.text, seed=seed, untrained=untrained, phases=phases)
+        yield Outcome(method=method.text, seed=seed, untrained=tasks.untrained, phases=phases)
 
 
 def train(
-    config: TrainConfig, task: str, measure: _Measure, plan: Plan, orthogonal: Orthogonal | None = None
+    config: TrainConfig,
+    task: str,
+    tasks: Tasks,
+    orthogonal: Orthogonal | None = None,
+    earlier: Sequence[Batch] = (),
 ) -> tuple[Scores, Phase]:
-    """Train as ``config`` says until ``task`` is learned, and export to ``output_dir``; returns the scores of
-    all tasks before it, and what came of it.
+    """Train as ``config`` says until ``task`` is learned, and export to ``output_dir``; ``earlier`` are rows of the
+    task before it. Returns the scores of all tasks before it, and what came of it.
     """
+    measure, plan = tasks.measure, tasks.plan
     source = open_source(config)
     program = build(config, device=torch.device("cpu"), source=source)
     data = open_data(config, source.tokenizer, vocabulary=source.config.vocab_size, world=1, write_cache=True)
     stepper = Stepper(program, make_optimizer(program.model, config), config)
     before = {t: measure(program, t) for t in TASKS}
     if orthogonal is not None:
+        orthogonal.begin(program.model, earlier)
         orthogonal.hold(program.model)
     batches = rank_batches(data.steps, data.train, rank=0, pad_id=source.tokenizer.pad_token_id, varlen=False)
     taken, learned = 0, False
@@ -165,15 +179,16 @@ def train(
     return before, Phase(task=task, steps=taken, learned=learned, after=after)
 
 
-class _Measure:
+class Measure:
     """Scores of a program on the held-out samples of a task."""
 
     def __init__(self, configs: Mapping[str, TrainConfig]) -> None:
-        self._rows: dict[str, list[Batch]] = {}
+        self.rows: dict[str, list[Batch]] = {}
+        """Held-out rows of each task."""
         for task, config in configs.items():
             source = open_source(config)
             data = open_data(config, source.tokenizer, vocabulary=source.config.vocab_size, world=1)
-            self._rows[task] = list(_rows(data, data.steps, source.tokenizer.pad_token_id))
+            self.rows[task] = list(_rows(data, data.steps, source.tokenizer.pad_token_id))
 
     @torch.no_grad()
     def __call__(self, program: Program, task: str) -> Score:
@@ -183,7 +198,7 @@ class _Measure:
         loss, right, count = 0.0, 0, 0
         program.model.eval()
         try:
-            for row in self._rows[task]:
+            for row in self.rows[task]:
                 loss += program.model(**row).item()
                 labels = row["labels"]
                 asked = labels != IGNORE

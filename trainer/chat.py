@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from jinja2 import TemplateSyntaxError
 
 from cftdiag.recipe.packing import IGNORE
 from trainer.turns import Chat, Message, apply, assistant_spans, has_generation, template_of
+
+_MEDIA = frozenset({"image", "video", "audio"})
 
 
 def check_messages(messages: Any, name: str = "messages") -> None:
@@ -28,6 +31,14 @@ def check_messages(messages: Any, name: str = "messages") -> None:
         )
         if not good:
             raise ValueError(f"message {number} must be an object with a text `role` and a text `content`")
+        for part in content if isinstance(content, list) else ():
+            kind = part.get("type") if isinstance(part, dict) else None
+            if not isinstance(kind, str) or (kind == "text" and not isinstance(part.get("text"), str)):
+                raise ValueError(
+                    f"message {number}: a part of `content` is an object with a `type`, such as text"
+                )
+            if _MEDIA.intersection(kind.split("_")):
+                raise ValueError(f"message {number} has a part of type {kind}; only texts are trained on")
 
 
 def set_template(tokenizer: Any, path: str | None) -> None:
@@ -65,7 +76,7 @@ def render(tokenizer: Any, chat: Chat, train_on: str = "assistant") -> tuple[lis
         raise ValueError(
             "the tokenizer has no chat template; give --chat-template FILE, or `input_ids` and `labels`"
         )
-    chat, text = _rendered(tokenizer, chat)
+    chat, text = rendered(tokenizer, chat)
     _check_text(text)
     if train_on == "all":
         ids = encode(tokenizer, text)[0]
@@ -88,31 +99,55 @@ def render(tokenizer: Any, chat: Chat, train_on: str = "assistant") -> tuple[lis
     return ids, [token if yes else IGNORE for token, yes in zip(ids, learned, strict=True)]
 
 
-def _rendered(tokenizer: Any, chat: Chat) -> tuple[Chat, str]:
+def rendered(tokenizer: Any, chat: Chat, **options: Any) -> tuple[Chat, str]:
     """The conversation in the form that the template takes, and its text: templates of models that also see
-    want a list of parts and write nothing for a plain text.
+    want a list of parts and write nothing for a plain text; those of others write a list as Python prints it.
+    ``options`` are the template's. Raises ``ValueError`` when no form gives what the assistant says.
     """
-    parts = [
-        {**m, "content": [{"type": "text", "text": m["content"]}]} if isinstance(m.get("content"), str) else m
-        for m in chat.messages
-    ]
     problem = "the chat template leaves out what the assistant says; give another by --chat-template FILE"
-    for form in (chat, dataclasses.replace(chat, messages=parts)):
+    second: tuple[Chat, str] | None = None
+    for change in (lambda content: content, _parts, _plain):
+        messages = [{**m, "content": change(m["content"])} if m.get("content") else m for m in chat.messages]
+        form = dataclasses.replace(chat, messages=messages)
         try:
-            text = apply(tokenizer, form)
+            text = apply(tokenizer, form, **options)
         except ValueError as error:
-            if form is chat:
+            if messages == list(chat.messages):
                 problem = str(error)
             continue
-        if all(_is_in(m, text) for m in chat.messages if m["role"] == "assistant"):
+        if any(_is_printed(m, text) for m in messages):
+            continue
+        if all(_is_in(m, text) for m in messages):
             return form, text
-    raise ValueError(problem)
+        # What others say a template may put in its own words.
+        if second is None and all(_is_in(m, text) for m in messages if m["role"] == "assistant"):
+            second = form, text
+    if second is None:
+        raise ValueError(problem)
+    return second
+
+
+def _parts(content: Any) -> Any:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
+def _plain(content: Any) -> Any:
+    if isinstance(content, str) or any(part["type"] != "text" for part in content):
+        return content
+    return "".join(part["text"] for part in content)
+
+
+def _is_printed(message: Message, text: str) -> bool:
+    """Whether the list of parts itself was written, instead of what is in it."""
+    content = message.get("content")
+    return isinstance(content, list) and any(form in text for form in (str(content), json.dumps(content)))
 
 
 def _is_in(message: Message, text: str) -> bool:
-    content = message.get("content")
+    content = message.get("content") or ""
+    said = [content] if isinstance(content, str) else [p["text"] for p in content if p["type"] == "text"]
     # A template may leave out the thought of an earlier turn, and blanks.
-    return not isinstance(content, str) or content.rpartition("</think>")[2].strip() in text
+    return all(part.rpartition("</think>")[2].strip() in text for part in said)
 
 
 def mask(

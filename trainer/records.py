@@ -56,6 +56,7 @@ class Records:
             else stored(self._path, self._reader, cache, write=write_cache, say=report)
         )
         self._capacity = capacity
+        self._skipped: list[tuple[int, str]] = []
         self._prompts = objective == "grpo"
         self._bad_records, self._over_long, self._report = bad_records, over_long, report
         self._places: list[tuple[int, int]] = []
@@ -80,7 +81,7 @@ class Records:
                 if self._tokens is not None:
                     self._tokens.append(part)
         if not self.samples:
-            raise ValueError(f"{path} holds no usable record")
+            raise ValueError(f"{path} holds no usable record{self._all_bad()}")
         self._tell_of_masked()
         self.digest = digest.hexdigest()[:16]
         """Of the contents: tokens, labels and lines, in order."""
@@ -134,8 +135,16 @@ class Records:
                 raise ValueError(
                     f"{self._path}:{line}: {error}; fix it or give --bad-records skip"
                 ) from error
+            self._skipped.append((line, str(error)))
             self._report(f"{self._path}:{line}: skipped: {error}")
             return None
+
+    def _all_bad(self) -> str:
+        """What was wrong, where nothing is left to train on."""
+        if not self._skipped:
+            return ""
+        line, problem = self._skipped[0]
+        return f": {len(self._skipped)} are bad, the first in line {line}: {problem}"
 
     def _starts(self, line: int, length: int) -> list[int]:
         """First tokens of the samples that a row becomes: one as a rule."""

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from cftdiag.recipe.packing import IGNORE, Sample
-from trainer.chat import check_messages, encode, mask, render
-from trainer.turns import Chat, apply
+from trainer.chat import check_messages, encode, mask, render, rendered
+from trainer.turns import Chat
 
 TRAIN_ON = ("all", "assistant", "completion")
 
@@ -151,7 +151,7 @@ class Reader:
                 "the tokenizer has no chat template; give --chat-template FILE, or `prompt` as a text"
             )
         chat = Chat(messages=record["prompt"], **_template_options(record))
-        return encode(self.tokenizer, apply(self.tokenizer, chat, add_generation_prompt=True))[0]
+        return encode(self.tokenizer, rendered(self.tokenizer, chat, add_generation_prompt=True)[1])[0]
 
     def _pair(self, record: Mapping[str, Any]) -> Tokens:
         """The chosen answer and the rejected one, each after the prompt."""

@@ -157,6 +157,30 @@ def test_thoughts_and_calls_are_said_too() -> None:
     assert "tool_response" not in text and "signatures" not in text
 
 
+@needs_trl
+@pytest.mark.parametrize("name", NAMES)
+def test_a_content_in_parts_is_learned_as_the_text_that_it_is(name: str) -> None:
+    """Also under templates that take texts alone, and would write the list as Python prints it."""
+    tokenizer = chat_templates.tokenizer(chat_templates.template(name))
+    texts = CONVERSATIONS["two"]
+    parts = [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in texts]
+    assert render(tokenizer, Chat(messages=parts)) == render(tokenizer, Chat(messages=texts))
+    ids = render(tokenizer, Chat(messages=parts))[0]
+    assert "Quo vadis <b>?" in tokenizer.decode(ids) and "'type'" not in tokenizer.decode(ids)
+
+
+def test_parts_that_are_no_text_are_refused() -> None:
+    for part, problem in (
+        ({"type": "image", "url": "x"}, "message 0 has a part of type image; only texts are trained on"),
+        ({"type": "input_audio"}, "of type input_audio"),
+        ({"type": "text"}, "an object with a `type`"),
+        ("a", "an object with a `type`"),
+    ):
+        with pytest.raises(ValueError, match=problem):
+            chat.check_messages([{"role": "user", "content": [part]}])
+    chat.check_messages([{"role": "user", "content": [{"type": "text", "text": ""}]}])
+
+
 def plain(template: str) -> Any:
     tokenizer = demo.tokenizer()
     tokenizer.chat_template = template

@@ -66,6 +66,15 @@ def test_missing_and_empty_files(tmp_path: Path) -> None:
         _read(_write(tmp_path / "empty.jsonl"))
 
 
+def test_data_that_are_bad_throughout_say_why(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('\n{"input_ids": [1.5]}\n[1]\n')
+    with pytest.raises(
+        ValueError, match=r"no usable record: 2 are bad, the first in line 2: `input_ids` must be"
+    ):
+        _read(path, None, bad_records="skip")
+
+
 def test_over_long_samples_follow_the_policy(tmp_path: Path) -> None:
     long = {"input_ids": list(range(20)), "labels": list(range(20))}
     path = _write(tmp_path / "d.jsonl", GOOD, long)

@@ -154,6 +154,8 @@ def check(state: State, config: TrainConfig, data: Data, *, world: int) -> list[
                 f"{name.replace('_', '-')} {values[name]}: the weights are those of the checkpoint, which began from "
                 f"{state.config['model_name_or_path'] if name == 'model_name_or_path' else state.config[name]}"
             )
+    if (asked := config.osft_redecompose) and asked != state.config.get("osft_redecompose"):
+        notes.append(f"osft-redecompose {asked} has no effect: the run goes on with its own checkpoint")
     if state.validation != validation_digest(data):
         notes.append(
             "another validation set: its losses cannot be compared with earlier ones, and the best begins anew"

@@ -29,6 +29,8 @@ NOT_THERE = {
     "sequence_parallel": "between the split layers of --tensor-parallel each rank has the whole row; leave it out",
 }
 """Options of other trainers that this one has not, and what is said of them."""
+_OF_COMPILING = ("compile_backend", "dynamic", "compile_cache", "measure_eager")
+_OF_KNOWN_ROWS = ("token_cache",)
 DPO_LOSSES = ("sigmoid", "ipo", "orpo")
 GRPO_LOSSES = ("dapo", "grpo", "dr_grpo")
 TRACKERS = ("tensorboard", "wandb", "mlflow")
@@ -436,9 +438,7 @@ class TrainConfig:
             raise ValueError("objective grpo makes its rows itself; leave out streaming and num-workers")
 
     def without_effect(self) -> list[str]:
-        """Options of a method or an objective that is not the run's and that were set to something: lines to
-        tell.
-        """
+        """Options that were set to something and that nothing of this run reads: lines to tell."""
         lines = []
         for objective in ("dpo", "grpo"):
             own = [f.name for f in dataclasses.fields(self) if f.name.startswith(f"{objective}_")]
@@ -458,6 +458,18 @@ class TrainConfig:
             and self.osft_task_ratios != _default("osft_task_ratios")
         ):
             lines.append("osft-task-ratios: no effect without --osft-task")
+        for needed, names in (
+            ("--compile-model or --compile-scope" if self.scope == "none" else "", _OF_COMPILING),
+            (
+                "a validation set" if not (self.validation_path or self.validation_split) else "",
+                ("validate_every",),
+            ),
+            ("--lr-scheduler linear or cosine" if self.lr_scheduler == "constant" else "", ("min_lr_ratio",)),
+            ("an objective whose rows are known before" if self.objective == "grpo" else "", _OF_KNOWN_ROWS),
+        ):
+            given = [_flag(name) for name in names if getattr(self, name) != _default(name)]
+            if needed and given:
+                lines.append(f"{', '.join(given)}: no effect without {needed}")
         return lines
 
     def without_effect_in(self, steps: int) -> list[str]:

@@ -147,15 +147,17 @@ def write_assets(source: Source, plan: str | None, directory: Path) -> None:
     """
     from transformers import GenerationConfig
 
-    _published(source.config).save_pretrained(directory / HF)
-    if source.tokenizer is not None:
-        source.tokenizer.save_pretrained(directory / HF)
+    with writing(directory / HF):
+        _published(source.config).save_pretrained(directory / HF)
+        if source.tokenizer is not None:
+            source.tokenizer.save_pretrained(directory / HF)
     if source.path is not None:
         # Many models have none, and an unusable one must not stop training.
         with contextlib.suppress(OSError, ValueError):
             GenerationConfig.from_pretrained(source.path).save_pretrained(directory / HF)
     if plan is not None:
-        shutil.copyfile(plan, directory / PLAN)
+        with writing(directory / PLAN):
+            shutil.copyfile(plan, directory / PLAN)
 
 
 @contextlib.contextmanager

@@ -34,7 +34,12 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise ValueError(f"cannot write {error.filename or path}: {error.strerror or error}") from error
-    except SafetensorError as error:
+    except Exception as error:
+        # The tokenizers library has no type of its own for what the system refuses.
+        if not (
+            isinstance(error, SafetensorError) or (type(error) is Exception and "os error" in str(error))
+        ):
+            raise
         raise ValueError(f"cannot write {path}: {' '.join(str(error).split())}") from error
 
 

@@ -174,7 +174,10 @@ def _by_workers(path: Path, reader: Reader, directory: Path, count: int, workers
         objective=reader.objective, ends=list(itertools.pairwise(borders)),
     )  # fmt: skip
     (directory / _SPEC).write_text(json.dumps(dataclasses.asdict(part)))
-    reader.tokenizer.save_pretrained(directory / "tokenizer")
+    try:
+        reader.tokenizer.save_pretrained(directory / "tokenizer")
+    except Exception:  # noqa: BLE001 - whatever its library raises: this process has the tokenizer
+        return []
     environment = {
         **os.environ,
         "TOKENIZERS_PARALLELISM": "false",

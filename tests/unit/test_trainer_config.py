@@ -110,6 +110,22 @@ def test_options_of_another_method_are_told() -> None:
     assert TrainConfig(lora_rank=4).without_effect() == ["lora-rank: no effect without --lora"]
     told = TrainConfig(osft=True, osft_task_ratios=("0.5", "0.1")).without_effect()
     assert told == ["osft-task-ratios: no effect without --osft-task"]
+    for values, told in (
+        (
+            {"dynamic": "false", "compile_cache": "f"},
+            ["dynamic, compile-cache: no effect without --compile-model or --compile-scope"],
+        ),
+        ({"dynamic": "false", "compile_scope": "loss"}, []),
+        ({"validate_every": 5}, ["validate-every: no effect without a validation set"]),
+        ({"validate_every": 5, "validation_split": 0.1}, []),
+        ({"min_lr_ratio": 0.1}, ["min-lr-ratio: no effect without --lr-scheduler linear or cosine"]),
+        ({"min_lr_ratio": 0.1, "lr_scheduler": "cosine"}, []),
+        (
+            {"objective": "grpo", "token_cache": "t"},
+            ["token-cache: no effect without an objective whose rows are known before"],
+        ),
+    ):
+        assert TrainConfig(**values).without_effect() == told
     assert TrainConfig(warmup_steps=9).without_effect_in(10) == []
     assert "all of the 9 steps" in TrainConfig(warmup_steps=9).without_effect_in(9)[0]
 

@@ -53,6 +53,18 @@ def test_a_full_disk_names_the_file(tmp_path: Path) -> None:
         save_file({"a": torch.zeros(3)}, tmp_path / "none" / "model")
 
 
+def test_a_tokenizer_that_cannot_be_written_names_the_file() -> None:
+    from trainer import demo
+
+    with (
+        pytest.raises(ValueError, match=r"cannot write /some/dir: .*os error \d+"),
+        writing(Path("/some/dir")),
+    ):
+        demo.tokenizer().backend_tokenizer.save("/dev/null/tokenizer.json")
+    with pytest.raises(Exception, match="a bug"), writing(Path("/some/dir")):
+        raise Exception("a bug")
+
+
 def test_a_named_file_keeps_its_name() -> None:
     with pytest.raises(ValueError, match="cannot write other: No space"), writing(Path("file")):
         raise OSError(errno.ENOSPC, "No space left on device", "other")

@@ -3,8 +3,7 @@
 Each asked-for release gets an environment beside the present one, as ``cftdiag upgrade --to torch==VERSION``
 makes it; ``--python`` takes one that is there. In each: ``cftdiag doctor``, every case of the corpus against
 what it expects, one model of each of eight architectures of the catalogue, and Qwen3-4B lowered for an H200.
-What was found is kept by release in ``--state``, step by step: a call goes on where the one before it ended, and the
-page has the releases that are done.
+What was found is kept by release in ``--state``, step by step: a call goes on where the one before it ended.
 """
 
 from __future__ import annotations
@@ -52,11 +51,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for environment in _environments(options.python, options.torch):
         left = examine(environment, CASES[: options.cases], options.state, _say, most=left, anew=options.anew)
     rows = [row(json.loads(file.read_text())) for file in sorted(options.state.glob("*.json"))]
-    text = page([found for found in rows if found is not None])
+    text = page(rows)
     print(text)
     if options.docs is not None:
         options.docs.write_text(text)
-    return int(any(found is None or found["problems"] for found in rows))
+    return int(any(found["left"] or found["problems"] for found in rows))
 
 
 def _environments(pythons: Sequence[str], releases: Sequence[str]) -> list[Environment]:
@@ -120,21 +119,21 @@ def _release(environment: Environment) -> str:
     return found.partition("+")[0]
 
 
-def row(found: dict[str, Any]) -> dict[str, Any] | None:
-    """What the page says of a release; ``problems`` are what does not hold. None for one that is not done."""
+def row(found: dict[str, Any]) -> dict[str, Any]:
+    """What the page says of a release; ``problems`` are what does not hold, ``left`` what was not run."""
     doctor, models, lowered = found["doctor"], found["models"], found["lowered"]
-    if (
-        lowered is None
-        or set(models) != set(ARCHITECTURES)
-        or not set(found["asked"]) <= set(found["corpus"])
-    ):
-        return None
-    corpus = {case: found["corpus"][case] for case in found["asked"]}
+    corpus = {case: found["corpus"][case] for case in found["asked"] if case in found["corpus"]}
+    unrun = len(found["asked"]) - len(corpus)
+    left = [
+        *([f"{unrun} cases of the corpus"] if unrun else []),
+        *(_of_model(architecture)[1] for architecture in ARCHITECTURES if architecture not in models),
+        *(["the lowering for an H200"] if lowered is None else []),
+    ]
     problems = [
         *(f"doctor: {text}" for text in doctor["problems"]),
         *(f"{case}: {problem}" for case, problem in corpus.items() if problem),
         *(f"{_of_model(a)[1]}: {model['reason']}" for a, model in models.items() if model["reason"]),
-        *([f"Qwen3-4B for an H200: {lowered['reason']}"] if lowered["reason"] else []),
+        *([f"Qwen3-4B for an H200: {lowered['reason']}"] if lowered and lowered["reason"] else []),
     ]
     return {
         "torch": doctor["versions"]["torch"].partition("+")[0],
@@ -147,6 +146,7 @@ def row(found: dict[str, Any]) -> dict[str, Any] | None:
         "models": models,
         "lowered": lowered,
         "problems": problems,
+        "left": left,
     }
 
 

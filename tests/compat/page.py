@@ -33,7 +33,11 @@ def page(rows: Sequence[Mapping[str, Any]]) -> str:
     ]
     lines += ["", *_architectures(rows), "", DIFFERENT]
     for row in rows:
-        said = [*(f"degraded: {text}" for text in row["degraded"]), *row["problems"]]
+        said = [
+            *(f"not run: {text}" for text in row["left"]),
+            *(f"degraded: {text}" for text in row["degraded"]),
+            *row["problems"],
+        ]
         if said:
             lines += ["", f"## torch {row['torch']}", "", *(f"- {_plain(text)}" for text in said)]
     return "\n".join(lines) + "\n"
@@ -72,7 +76,9 @@ def _row(row: Mapping[str, Any]) -> str:
                 "{} of {}".format(*row["names"]),
                 "{} of {}".format(*row["corpus"]),
                 f"{whole} of {len(row['models'])}",
-                lowered["reason"] or f"{lowered['verdict']}, {lowered['compiles']} compiles",
+                "not run"
+                if lowered is None
+                else lowered["reason"] or f"{lowered['verdict']}, {lowered['compiles']} compiles",
             )
         )
         + " |"

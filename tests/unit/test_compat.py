@@ -22,17 +22,22 @@ def _row(torch: str, **values: Any) -> dict[str, Any]:
     verdict = {"verdict": "viable", "reason": "", "compiles": 3, "breaks": 0}
     return {
         "torch": torch, "transformers": "5.0", "triton": None, "depth": "joint", "names": [70, 71], "degraded": [], "corpus": [64, 65],
-        "models": {"qwen3": verdict, "gpt2": {**verdict, "reason": "verdict error"}}, "lowered": verdict, "problems": [], **values,
+        "models": {"qwen3": verdict, "gpt2": {**verdict, "reason": "verdict error"}}, "lowered": verdict, "problems": [], "left": [], **values,
     }  # fmt: skip
 
 
 def test_releases_are_in_the_order_of_their_numbers_and_say_what_does_not_hold() -> None:
-    text = page([_row("2.14.1", degraded=["inductor: no\n name"], problems=["case: 2 != 1"]), _row("2.9.0")])
+    text = page(
+        [
+            _row("2.14.1", degraded=["inductor: no\n name"], problems=["case: 2 != 1"], left=["x"]),
+            _row("2.9.0"),
+        ]
+    )
     old, new = (line for line in text.splitlines() if line.startswith(("| 2.9.0 ", "| 2.14.1 ")))
     assert old == "| 2.9.0 | 5.0 | - | joint | 70 of 71 | 64 of 65 | 1 of 2 | viable, 3 compiles |"
     assert new.startswith("| 2.14.1 |")
     assert "| gpt2 | viable: 3 compiles, 0 breaks | viable: 3 compiles, 0 breaks |" in text.splitlines()
-    assert text.endswith("## torch 2.14.1\n\n- degraded: inductor: no name\n- case: 2 != 1\n")
+    assert text.endswith("## torch 2.14.1\n\n- not run: x\n- degraded: inductor: no name\n- case: 2 != 1\n")
     assert "## torch 2.9.0" not in text
 
 
@@ -90,12 +95,13 @@ def test_a_call_goes_on_where_the_one_before_it_ended(
     steps = len(program.ARCHITECTURES) + 1 + 2
     state, cases = tmp_path / "2.14.1.json", CASES[:2]
     for step in range(steps):
-        assert program.row(json.loads(state.read_text())) is None if step else not state.exists()
+        assert program.row(json.loads(state.read_text()))["left"] if step else not state.exists()
         assert program.examine(upgrade.present(), cases, tmp_path, lambda text: None, most=1) == 0
     assert len(taken) == len(set(taken)) == steps
     found = program.row(json.loads(state.read_text()))
-    assert found is not None and (found["names"], found["corpus"]) == ([1, 2], [0, 2])
+    assert (found["names"], found["corpus"], found["left"]) == ([1, 2], [0, 2], [])
     assert found["problems"] == [f"{case.stem}: Boom: no" for case in cases]
     assert program.examine(upgrade.present(), cases, tmp_path, lambda text: None, most=1) == 1
     program.examine(upgrade.present(), cases, tmp_path, lambda text: None, most=1, anew=True)
-    assert program.row(json.loads(state.read_text())) is None
+    left = program.row(json.loads(state.read_text()))["left"]
+    assert left[0] == "2 cases of the corpus" and left[-1] == "the lowering for an H200" and len(left) == 9

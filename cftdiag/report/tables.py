@@ -103,7 +103,7 @@ def show_cache(
             print_line(console, "  empty")
         for maker in row.get("made_by") or ():
             made = ", ".join(f"{name} {value}" for name, value in maker["fingerprint"].items() if value)
-            print_line(console, f"  {maker['keys']} keys made by {made}")
+            print_line(console, f"  {plural(maker['keys'], 'key')} made by {made}")
             told = ", ".join(
                 f"{name} {there or 'none'} there, {here or 'none'} here"
                 for name, (there, here) in maker["differs"].items()

@@ -173,7 +173,7 @@ def test_the_verb_says_by_which_versions_a_directory_was_filled(
     monkeypatch.setattr(artifacts, "fingerprint", lambda devices: here)
     assert run(["cache", str(tmp_path)]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "1 keys made by" in shown and "they can hit" in shown
+    assert "1 key made by" in shown and "they can hit" in shown
     assert f"none of them hits here: torch 2.9.0 there, {here['torch']} here" in shown
     assert run(["cache", str(tmp_path), "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from cftdiag.report.wording import plural
+
 HEAD = """# Releases of torch
 
 What holds under each release, as `make compat` found it: the private names of torch that `cftdiag doctor` probes, the corpus of
@@ -59,7 +61,8 @@ def _architectures(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 def _counts(model: Mapping[str, Any] | None) -> str:
     if model is None or model["compiles"] is None:
         return "-"
-    return f"{model['verdict']}: {model['compiles']} compiles, {model['breaks']} breaks"
+    compiles, breaks = plural(model["compiles"], "compile"), plural(model["breaks"], "break")
+    return f"{model['verdict']}: {compiles}, {breaks}"
 
 
 def _row(row: Mapping[str, Any]) -> str:
@@ -78,7 +81,7 @@ def _row(row: Mapping[str, Any]) -> str:
                 f"{whole} of {len(row['models'])}",
                 "not run"
                 if lowered is None
-                else lowered["reason"] or f"{lowered['verdict']}, {lowered['compiles']} compiles",
+                else lowered["reason"] or f"{lowered['verdict']}, {plural(lowered['compiles'], 'compile')}",
             )
         )
         + " |"

@@ -21,7 +21,6 @@ from cftdiag.kernels import regime_changes
 from cftdiag.kernels.code_findings import code_findings
 from cftdiag.passes.messages import KernelsTask
 from cftdiag.passes.prepare import Prepared, blocks_of, prepare
-from cftdiag.passes.settings import torch_config
 from cftdiag.recipe import BlockGroup, apply_recipe, block_groups
 from cftdiag.target import bytecode, lowering, real, resources
 from cftdiag.target.collect import Collector
@@ -30,6 +29,7 @@ from cftdiag.target.records import Extern, Kernel, Lowered
 from cftdiag.target.roofline import bound
 from cftdiag.torch_private import compiled_call
 from cftdiag.torch_private.tracing import tree_map_only
+from cftdiag.torch_settings import torch_config
 
 SCHEMA = "cftdiag.kernels/1"
 #: The target that is the CUDA device of this machine.

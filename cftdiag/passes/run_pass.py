@@ -54,7 +54,7 @@ from cftdiag.passes.messages import (
     Unfit,
 )
 from cftdiag.passes.prepare import batch_of_shape, blocks_of, prepare
-from cftdiag.passes.settings import process_kept, torch_config
+from cftdiag.passes.settings import process_kept
 from cftdiag.recipe import (
     ROOT,
     DepthNotReached,
@@ -67,7 +67,7 @@ from cftdiag.subject import Subject
 from cftdiag.torch_private import dynamo
 from cftdiag.torch_private.dynamo import is_compile_failure
 from cftdiag.torch_private.wrappers import strip
-from cftdiag.torch_settings import SOME_RELEASES
+from cftdiag.torch_settings import SOME_RELEASES, torch_config
 
 SEED = 0
 #: Scopes that compile the blocks one by one.

@@ -15,7 +15,6 @@ from cftdiag.error_text import one_line
 from cftdiag.errors import InputError
 from cftdiag.options import CheckOptions
 from cftdiag.passes.prepare import Prepared, batch_of_shape, blocks_of, prepare
-from cftdiag.passes.settings import torch_config
 from cftdiag.payoff.eager_work import REST, EagerWork
 from cftdiag.payoff.saved import Saved
 from cftdiag.recipe import BlockGroup, Program, TrainRecipe, apply_recipe, block_groups
@@ -28,6 +27,7 @@ from cftdiag.target.step_work import Measured, Part, SavedAt, WholeRegion
 from cftdiag.target.work import Work
 from cftdiag.torch_private import dynamo
 from cftdiag.torch_private.dynamo import is_compile_failure
+from cftdiag.torch_settings import torch_config
 
 Progress = Callable[[str], None]
 BODY = "body"

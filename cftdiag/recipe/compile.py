@@ -10,9 +10,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from cftdiag.errors import InputError
 from cftdiag.options import DYNAMIC
 from cftdiag.recipe.loss import LossRegion
 from cftdiag.recipe.train_recipe import TrainRecipe
+from cftdiag.torch_settings import torch_config
 
 
 class Compiler:
@@ -117,15 +119,10 @@ def compile_settings(scope: str, planned: Mapping[str, Any]) -> Iterator[dict[st
             stack.enter_context(module.patch(known))  # type: ignore[attr-defined]
             done |= {f"{module.__name__}.{name}": value for name, value in known.items()}
         for dotted, value in planned.items():
-            module, name = (
-                (dynamo if dotted.startswith(dynamo.__name__) else inductor),
-                dotted.partition(".config.")[2],
-            )
-            if not dotted.startswith(f"{module.__name__}.") or not _has(module, name):
-                raise ValueError(
-                    f"the compile plan sets {dotted!r}, which torch {torch.__version__} does not have"
-                )
-            stack.enter_context(module.patch({name: value}))  # type: ignore[attr-defined]
+            try:
+                stack.enter_context(torch_config({dotted: value}))
+            except InputError as error:
+                raise ValueError(f"the compile plan cannot be followed: {error}") from error
             done[dotted] = value
         yield done
 

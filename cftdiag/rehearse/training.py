@@ -69,7 +69,7 @@ class _Training:
         )
         self.monitor.dynamo_imported()
         if settings.torch_config:
-            from cftdiag.passes.settings import torch_config
+            from cftdiag.torch_settings import torch_config
 
             self.until_the_end.enter_context(torch_config(settings.torch_config))
         self.alias = cuda_alias.install(settings)

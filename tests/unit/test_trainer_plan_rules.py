@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,10 @@ from typing import Any
 import pytest
 import torch
 
+from cftdiag.diagnose import CAUSES
 from cftdiag.plan import config_sha
 from cftdiag.recipe.compile import compile_settings
+from cftdiag.torch_settings import SOME_RELEASES
 from trainer.config import TrainConfig
 from trainer.plan import check_fingerprint, read_plan
 
@@ -78,11 +81,30 @@ def test_a_plans_torch_settings_are_set_and_restored(tmp_path: Path) -> None:
     with compile_settings("block", plan.torch) as done:
         assert torch._dynamo.config.recompile_limit == done["torch._dynamo.config.recompile_limit"] == 17
     assert torch._dynamo.config.recompile_limit == before
-    with (
-        pytest.raises(ValueError, match=r"which torch .* does not have"),
-        compile_settings("block", {"torch._dynamo.config.nope": 1}),
-    ):
-        pass
+    for lacking in ("torch._dynamo.config.nope", "torch.no_such.config.x", "torch.compile"):
+        with (
+            pytest.raises(
+                ValueError, match=r"the compile plan cannot be followed: .*(no setting|no torch setting)"
+            ),
+            compile_settings("block", {lacking: 1}),
+        ):
+            pass
+
+
+def test_every_setting_that_a_proved_remedy_brings_into_a_plan_can_be_set() -> None:
+    """A plan keeps the verified remedies' settings of torch, wherever in torch they are."""
+    remedies = [remedy for cause in CAUSES.values() for remedy in cause.remedies]
+    changes = {k: v for r in remedies for k, v in (r.change or {}).items() if k.startswith("torch.")}
+    ignored = "torch._dynamo.config.ignore_logging_functions"
+    there = {k: v for k, v in changes.items() if k not in SOME_RELEASES and "{" not in str(v)}
+    assert "torch.fx.experimental._config.use_duck_shape" in there
+    before = torch._dynamo.config.ignore_logging_functions
+    with compile_settings("block", {**there, ignored: "logging.Logger.warning"}) as done:
+        assert done.items() >= there.items()
+        assert torch.fx.experimental._config.use_duck_shape is False
+        assert torch._dynamo.config.ignore_logging_functions == {*before, logging.Logger.warning}
+    assert torch.fx.experimental._config.use_duck_shape is True
+    assert torch._dynamo.config.ignore_logging_functions == before
 
 
 @pytest.mark.parametrize(

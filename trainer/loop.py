@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import shutil
 import tempfile
 import time
 from functools import partial
@@ -42,7 +43,7 @@ from trainer.model import Source, dtype_of, open_source, require_device
 from trainer.objectives import objective_of
 from trainer.optim import learning_rate, make_optimizer
 from trainer.plan import CompilePlan, check_fingerprint, read_plan, warm
-from trainer.positions import Positions
+from trainer.positions import POSITIONS, Positions
 from trainer.preflight import preflight
 from trainer.profiling import Profiling
 from trainer.program import Program, build, lookup_backend
@@ -93,17 +94,24 @@ def _start(config: TrainConfig, out: Path, signals: StopSignals) -> RunResult:
         notes = config.without_effect()
         lock = on_rank_zero(lambda: stack.enter_context(Lock(out, say=notes.append)))
         signals.ours = True
+        on_rank_zero(lambda: shutil.rmtree(out / POSITIONS, ignore_errors=True))  # of an earlier run
+        positions = stack.enter_context(Positions(out / POSITIONS, rank=ranks.rank, world=ranks.world))
+        stack.enter_context(positions.named())
+        positions.at(0, "reading the checkpoint")
         found = resume.find(config, notes.append)
         config = dataclasses.replace(config, compile_plan=resume.plan_of(found, config))
         plan = read_plan(config.compile_plan) if config.compile_plan else None
         if plan is not None:
             config = dataclasses.replace(config, **plan.options)
+        positions.at(0, "opening the model")
         # Rank 0 first: it writes what the others read (the demo's files).
         source = on_rank_zero(lambda: open_source(config)) or open_source(config)
         require_device(source.attn, ranks.device.type)
         recording = Recording(rank=ranks.rank)
         with recording.recorder, compile_settings(config.scope, plan.torch if plan else {}) as settings:
-            return _run(config, ranks, source, recording, settings, out, plan, found, notes, lock, signals)
+            return _run(
+                config, ranks, source, recording, settings, out, plan, found, notes, lock, signals, positions
+            )
 
 
 def _run(
@@ -118,7 +126,9 @@ def _run(
     notes: list[str],
     lock: Lock | None,
     signals: StopSignals,
+    positions: Positions,
 ) -> RunResult:
+    positions.at(0, "reading the data")
     data = open_data(
         config,
         source.tokenizer,
@@ -128,6 +138,7 @@ def _run(
         write_cache=True,
     )
     if config.preflight:
+        positions.at(0, "the preflight")
         notes += (
             on_rank_zero(lambda: preflight(config, world=ranks.world, device=ranks.device, settings=settings))
             or []
@@ -167,6 +178,7 @@ def _run(
         profiling = stack.enter_context(
             Profiling(config.profile_steps, out / "profile", rank=ranks.rank, say=metrics.say)
         )
+        positions.at(0, "building the model")
         cached = load_cache(config)
         started = time.perf_counter()
         with memory_of(lambda: f"rank {ranks.rank}, the model", _FEWER):
@@ -195,6 +207,7 @@ def _run(
         profiling.name_calls(program.calls)
         with memory_of(lambda: f"rank {ranks.rank}, the optimizer's states", _FEWER):
             optimizer = make_optimizer(program.model, config)
+        positions.at(0, "loading the checkpoint" if found else "making ready")
         own = load(found, program.model, optimizer) if found else []
         assets = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         on_rank_zero(lambda: write_assets(source, config.compile_plan, assets))
@@ -221,6 +234,7 @@ def _run(
             sinks=trackers.sinks(),
         ):
             if plan is not None:
+                positions.at(0, "warming the plan")
                 warm(program, plan)
                 metrics.say(
                     f"warmed {len(plan.rows)} regimes in {recording.step()['compile_seconds']:.1f} s of compiling"
@@ -228,6 +242,7 @@ def _run(
             trainer = _Trainer(
                 config, program, data, recording, metrics, optimizer, out, ranks, trackers, profiling, saver
             )
+            positions.at(0, "the reference and earlier compiles")
             if found is not None:
                 program.objective.read(found, data)
             else:
@@ -241,19 +256,15 @@ def _run(
             if ranks.rank < len(own):
                 rng.restore(own[ranks.rank].rng, ranks.device)
                 program.objective.restore(own[ranks.rank].objective)
-            with (
-                Positions(out / "run" / "positions", rank=ranks.rank, world=ranks.world) as positions,
-                positions.named(),
-            ):
-                signals.hold()
-                signals.begin(anyone(signals.requested(), ranks.device))
-                trainer.train(state, signals, lock, positions)
-                # Still heard: a scheduler and torchrun both pass a signal on, and the second must not end the
-                # checkpoint of the first.
-                result = trainer.finish()
-                if result.stopped and ranks.rank == 0:
-                    with writing(out / STOPPED):
-                        signals.mark(out, result.steps)
+            signals.hold()
+            signals.begin(anyone(signals.requested(), ranks.device))
+            trainer.train(state, signals, lock, positions)
+            # Still heard: a scheduler and torchrun both pass a signal on, and the second must not end the
+            # checkpoint of the first.
+            result = trainer.finish()
+            if result.stopped and ranks.rank == 0:
+                with writing(out / STOPPED):
+                    signals.mark(out, result.steps)
             return result
 
 

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
+POSITIONS = Path("run", "positions")
+"""In the output directory."""
 _WIDTH = 64
 
 
@@ -31,7 +33,7 @@ class Positions:
         os.close(self._file)
 
     def at(self, step: int, what: str) -> None:
-        """This rank is now in ``what`` of ``step``."""
+        """This rank is now in ``what`` of ``step``; 0 is before the first one of this start."""
         self._step = step
         with contextlib.suppress(OSError):  # a full disk costs the message, not the run
             os.pwrite(self._file, f"{step} {what}".encode()[: _WIDTH - 1].ljust(_WIDTH - 1) + b"\n", 0)
@@ -47,7 +49,7 @@ class Positions:
             if not any(part in str(error).lower() for part in ("timed out", "timeout")):
                 raise
             raise ValueError(
-                f"rank {self._rank}, step {self._step}: another rank did not come in time: {self.describe()}; "
+                f"rank {self._rank}, {_place(self._step)}: another rank did not come in time: {self.describe()}; "
                 "look at what it did there, or give a longer --collective-timeout"
             ) from error
 
@@ -63,7 +65,7 @@ class Positions:
         newest = max(found)[0]
         behind = [entry for entry in found if entry[0] < newest] or [e for e in found if e[1] != self._rank]
         return ", ".join(
-            f"rank {rank} has been in step {step}, {what}, for {since:.0f} s"
+            f"rank {rank} has been {'in ' if step else ''}{_place(step)}, {what}, for {since:.0f} s"
             if step >= 0
             else f"rank {rank} has not begun"
             for step, rank, what, since in behind
@@ -71,3 +73,7 @@ class Positions:
 
     def _path(self, rank: int) -> Path:
         return self._directory / f"rank{rank:05d}"
+
+
+def _place(step: int) -> str:
+    return f"step {step}" if step else "before its first step"

@@ -13,6 +13,8 @@ def test_who_is_behind_is_named(tmp_path: Path) -> None:
     with Positions(tmp_path, rank=0, world=3) as zero, Positions(tmp_path, rank=1, world=3) as one:
         zero.at(7, "forward and backward")
         assert "rank 1 has not begun, rank 2 has not begun" in zero.describe()
+        one.at(0, "reading the data")
+        assert "rank 1 has been before its first step, reading the data, for 0 s" in zero.describe()
         one.at(6, "validation of a very long name that does not fit into the sixty-four bytes of a line")
         with Positions(tmp_path, rank=2, world=3) as two:
             two.at(7, "reading its rows")

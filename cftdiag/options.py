@@ -264,6 +264,8 @@ class CheckOptions:
             grouped[group][field] = value
         for group, cls in _GROUPS.items():
             object.__setattr__(self, group, cls(**grouped[group]))
+        if self.subject.objective == "grpo" and self.parallel.world_size > 1:
+            raise InputError("--objective grpo is trained by one process; drop --world-size")
         if self.data.path is not None and self.parallel.tensor_parallel > 1:
             raise InputError(
                 "--data forecasts ranks that each have rows of their own; drop --tensor-parallel"

@@ -178,6 +178,11 @@ def _kind(name: str, module: nn.Module, word: str, ranks: int) -> type[nn.Module
         raise ValueError(
             f"--tensor-parallel {ranks} does not divide the {shape} weight of {name}; give a divisor"
         )
+    if word in sizes:
+        raise ValueError(
+            f"--tensor-parallel splits plain Linears, and {name} is a {type(module).__name__}, of a method or a library; leave out "
+            "one of the two"
+        )
     weight = getattr(module, "weight", None)
     if word == "replicated_with_grad_allreduce" and weight is not None and weight.dim() == 1:
         return _norm_of_heads(type(module))

@@ -48,6 +48,10 @@ def test_what_is_given_is_kept():
         ({"layers": "some"}, "layers 'some' is not"),
         ({"layers": 0}, "layers '0' is not"),
         ({"packed": True, "batch_size": 2}, "one row, but the batch size is 2"),
+        (
+            {"objective": "grpo", "world_size": 2},
+            "--objective grpo is trained by one process; drop --world-size",
+        ),
         ({"target": "tpu"}, "target 'tpu' is unknown"),
         ({"target": "h200", "fast_forward": "never"}, "generated and not run"),
         ({"target": "h200", "compile_backend": "eager"}, "lowers with Inductor"),

@@ -93,3 +93,49 @@ def test_adapters_go_off_on_and_into_the_weights(
     assert off == trained + 1 and end == off, (
         "one graph more for a layer without its adapter, and for all that comes"
     )
+
+
+ANOTHER = """
+import json, sys
+import torch, cftdiag
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM
+from cftdiag.recipe.compile import compile_settings
+from trainer.methods.lora import adapt, adapted_layers
+
+MODEL, OUT = sys.argv[1:]
+torch.set_num_threads(1)
+model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(MODEL))
+adapt(model, rank=4, alpha=8.0, patterns=("q_proj",))
+model.get_input_embeddings().register_forward_hook(lambda _m, _a, out: out.requires_grad_(True))
+with compile_settings("block", {}):
+    for block in model.model.layers:
+        block.compile(backend="eager", dynamic=True, fullgraph=True)
+    with cftdiag.Monitor(model, run_dir=OUT, quiet=True) as monitor:
+        for step in range(1, 7):
+            for layer in adapted_layers(model).values():
+                if step == 3:
+                    layer.scale = 16.0 / 4
+                if step == 5:
+                    layer.A, layer.B = nn.Parameter(torch.zeros(8, layer.A.shape[1])), nn.Parameter(torch.zeros(layer.B.shape[0], 8))
+            model(input_ids=torch.arange(24)[None], labels=torch.arange(24)[None], use_cache=False).loss.backward()
+            monitor.step()
+"""
+
+
+@pytest.mark.everything("6 s; the causes of both guards are held in unit/test_diagnose_misses.py")
+def test_another_alpha_and_another_rank_are_told_by_the_monitor(
+    warm: Warm, tiny: Path, tmp_path: Path
+) -> None:
+    import cftdiag
+
+    warm.run(ANOTHER, str(tiny), str(tmp_path / "run"))
+    report = cftdiag.load_run(tmp_path / "run").to_dict()
+    found = {f["cause"]: f for f in report["findings"] if f["kind"] == "recompile"}
+    assert set(found) == {"module_float_attr", "parameter_shape"}
+    assert "self_attn.q_proj.scale` was 2.0" in found["module_float_attr"]["explanation"]
+    assert (
+        "self_attn.q_proj.A` was 4 when the code was compiled and is 8 now"
+        in found["parameter_shape"]["explanation"]
+    )
+    assert [found[c]["steps"] for c in ("module_float_attr", "parameter_shape")] == [[3], [5]]

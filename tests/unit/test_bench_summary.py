@@ -228,3 +228,16 @@ def test_an_eager_run_of_something_else_is_refused(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=said):
             report(mine, eager=path)
     assert command(["report", str(mine), "--eager", str(wrong["ranks 2, not 1"])]) == 2
+
+
+def test_an_arm_of_a_method_trains_it_whatever_the_file_says(tmp_path: Path) -> None:
+    from trainer.bench import write_arm
+    from trainer.config import TrainConfig
+
+    (tmp_path / "run.yaml").write_text("demo: true\nlora: true\n")
+    for method in ("qlora", "qat", "full", "osft"):
+        written = write_arm(
+            str(tmp_path / "run.yaml"), {"scope": "block", "method": method}, tmp_path / method, steps=3
+        )
+        config = TrainConfig.from_yaml(written)
+        assert (config.method, config.scope, config.max_steps) == (method, "block", 4)

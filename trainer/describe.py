@@ -40,6 +40,7 @@ def _of_data(program: Program, data: Data, config: TrainConfig) -> str:
         return (
             f"{len(data.train):,} prompts, {len(data.steps):,} steps, {config.grpo_generations} answers to each of up to "
             f"{config.grpo_completion_tokens} tokens, sampled eager"
+            + (f", {config.updates} updates on each rollout" if config.updates > 1 else "")
         )
     lengths = [n for step in data.lengths for micro in step for n in micro]
     return f"{len(data.train):,} samples, {len(data.steps):,} steps, rows of {min(lengths)} to {max(lengths)} tokens"

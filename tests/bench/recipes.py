@@ -81,51 +81,51 @@ def measure(folder: Path, name: str, *, steps: int, warmup: int) -> dict[str, An
     return found
 
 
-def row(name: str, arm: Mapping[str, Any], compared: Interval | None) -> str:
+def row(name: str, arm: Mapping[str, Any], data: Mapping[str, Any]) -> str:
     """An arm of a recipe as a line of the table."""
     if arm["step_seconds"] is None:
-        return f"| {name} | {arm['arm']} | {arm['failed'] or 'no step'} | | | | | | |"
+        return f"| {name} | {arm['arm']} | {arm['failed'] or 'no step'} | | | | | | | |"
     spread = {key: 1000 * value for key, value in arm["step_seconds"].items()}
     against = arm["against_eager"]
-    gain = (
-        ""
-        if against is None
-        else _interval(Interval(middle=against["gain"]["median"], **_ends(against["gain"])))
-    )
-    pays = ""
-    if against is not None and against["break_even_cold"] is not None:
-        likely = against["break_even_cold"]["median"]
+    wall, processor_time, over_model, compiling, pays = "", "", "", "", ""
+    if against is not None:
+        wall, processor_time = (
+            _interval(gain(data, "eager", arm["arm"], what)) for what in ("seconds", "cpu_seconds")
+        )
+        likely = against["break_even_cold"] and against["break_even_cold"]["median"]
         pays = "never" if likely is None else f"{likely:,} steps"
-    compiling = "" if arm["arm"] == "eager" else f"{arm['compile_seconds_cold']:.0f} s"
+    if arm["arm"] != "eager":
+        compiling = f"{arm['compile_seconds_cold']:.0f} s"
+    if arm["arm"] == "model+loss":
+        over_model = ", ".join(
+            _interval(gain(data, "model", arm["arm"], what)) for what in ("seconds", "cpu_seconds")
+        )
     return (
-        f"| {name} | {arm['arm']} | {spread['median']:.0f} ({spread['p10']:.0f}-{spread['p90']:.0f}) | {gain} | "
-        f"{'' if compared is None else _interval(compared)} | {compiling} | {pays} | "
-        f"{arm['graphs']}, {arm['recompiles']} | {arm['peak_bytes'] / 1e9:.2f} |"
+        f"| {name} | {arm['arm']} | {spread['median']:.0f} ({spread['p10']:.0f}-{spread['p90']:.0f}) | {wall} | {processor_time} | "
+        f"{over_model} | {compiling} | {pays} | {arm['graphs']}, {arm['recompiles']} | {arm['peak_bytes'] / 1e9:.2f} |"
     )
 
 
-def _ends(interval: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: interval[key] for key in ("low", "high", "count")}
-
-
-def _interval(interval: Interval) -> str:
-    if interval.low is None or interval.high is None:
-        return f"{interval.middle:.2f}"
-    return f"{interval.middle:.2f} [{interval.low:.2f}, {interval.high:.2f}]"
-
-
-def over_model(data: Mapping[str, Any], warmup: int) -> Interval | None:
-    """How much less time a step of model+loss takes than one of model, over pairs; None without pairs."""
-    seconds = {
+def gain(data: Mapping[str, Any], one: str, other: str, what: str) -> Interval | None:
+    """How much less a step of ``other`` takes than one of ``one``, over pairs; None without pairs."""
+    values = {
         arm["arm"]: {
-            (s["round"], s["step"]): s["seconds"]
+            (s["round"], s["step"]): s[what]
             for s in arm["samples"]
-            if s["step"] > warmup and s["seconds"] is not None and not s["compiled"]
+            if s["step"] > data["warmup"] and s[what] is not None and not s["compiled"]
         }
         for arm in data["arms"]
     }
-    both = paired(seconds.get("model", {}), seconds.get("model+loss", {}))
-    return median_interval([one / other for one, other in both]) if both else None
+    both = paired(values.get(one, {}), values.get(other, {}))
+    return median_interval([a / b for a, b in both]) if both else None
+
+
+def _interval(interval: Interval | None) -> str:
+    if interval is None:
+        return ""
+    if interval.low is None or interval.high is None:
+        return f"{interval.middle:.2f}"
+    return f"{interval.middle:.2f} [{interval.low:.2f}, {interval.high:.2f}]"
 
 
 def page(found: Mapping[str, Mapping[str, Any]], words: Sequence[str]) -> str:
@@ -134,9 +134,7 @@ def page(found: Mapping[str, Mapping[str, Any]], words: Sequence[str]) -> str:
     versions = ", ".join(f"{name} {metadata.version(name)}" for name in names)
     lines = []
     for name, data in found.items():
-        for arm in data["arms"]:
-            compared = over_model(data, data["warmup"]) if arm["arm"] == "model+loss" else None
-            lines.append(row(name, arm, compared))
+        lines += [row(name, arm, data) for arm in data["arms"]]
     first = next(iter(found.values()))
     return "\n".join(
         [
@@ -148,11 +146,13 @@ def page(found: Mapping[str, Mapping[str, Any]], words: Sequence[str]) -> str:
             f"Qwen3 of {LAYERS} layers, {WIDTH} wide, vocabulary 272, float32, SDPA, AdamW; packed rows of {TOKENS} tokens;",
             f"{first['steps']} steps, {first['warmup']} of them warm-up, all arms of a recipe in turn after each step.",
             "",
-            "A step is in milliseconds of wall time, median (p10-p90); gains are medians of eager's time by the arm's over steps in",
-            "pairs, with their 95% interval. The machine was not idle: what is beside an arm disturbs all arms of its recipe alike.",
+            "A step is in milliseconds of wall time, median (p10-p90); gains are medians of one arm's time by the other's over steps in",
+            "pairs, with their 95% interval, of wall time and of processor time. The machine was not idle: what is beside an arm disturbs",
+            "all arms of its recipe, processor time least.",
             "",
-            "| recipe | compiled | step | gain over eager | gain over model | compiling | pays after | graphs, recompiles | peak GB |",
-            "|---|---|---|---|---|---|---|---|---|",
+            "| recipe | compiled | step, ms | gain over eager | in processor time | over `model`: wall, processor | compiling | pays after "
+            "| graphs, recompiles | peak GB |",
+            "|---|---|---|---|---|---|---|---|---|---|",
             *lines,
             "",
         ]

@@ -643,10 +643,12 @@ def test_an_operator_of_ones_own_is_mended_in_its_stand_in(operator: str, own: s
     message = (
         "RuntimeError when making fake tensor call\n  Explanation: Dynamo failed to run FX node with fake tensors: "
         f"call_function {operator}(*(FakeTensor(..., size=(2, 12, 32)),), **{{}}): got ValueError('too many values')\n"
+        "  Hint: Your code may result in an error when running in eager.\n"
     )
     found = the(diagnose([raised("TorchRuntimeError", message)], Context(blocks=BLOCKS)))
     fixes = [r.summary for r in found.remedies if r.applicability != "diagnosis"]
     assert len(fixes) == (own is not None)
+    assert ("running in eager" in found.explanation) == (own is None)  # the operator itself runs
     assert own is None or fixes[0].startswith(
         f"Mend what stands in for {own} while it is traced (its register_fake"
     )

@@ -125,12 +125,13 @@ def _error(
     first, named = errors.told(message)
     advised = [sentence for sentence in remedies(message) if sentence not in " ".join(first.split())]
     words = shorten(first, 300)
-    if cause == "fullgraph_error":  # the one whose remedy nobody but torch may know
+    operator = errors.own_operator(message) if cause == "fullgraph_error" else None
+    if cause == "fullgraph_error" and operator is None:  # the one whose remedy nobody but torch may know
         words = " ".join([words, *(s for s in advised if s not in words)])
+    if cause == "fullgraph_error":
         draft.says, draft.remedies = errors.remedies_of(message)
     saved, again = errors.dtypes(message) or ("", "")
     limit = context.limit
-    operator = errors.own_operator(message) if cause == "fullgraph_error" else None
     draft.where = (
         places.of(named) if named is not None else places.place(event) if event is not None else Where()
     )

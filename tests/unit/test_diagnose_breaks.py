@@ -543,6 +543,19 @@ def test_what_torch_puts_around_an_optimizers_step_is_no_fault(
     )
 
 
+@pytest.mark.parametrize(
+    ("message", "told"), [("None", "User-inserted graph break."), ("here", "Message: here.")]
+)
+def test_a_break_that_was_asked_for_quotes_the_message_that_it_was_given(message: str, told: str) -> None:
+    event = broken(
+        "GB0041",
+        "Call to `torch._dynamo.graph_break()`",
+        "torch._dynamo.graph_break()",
+        explanation=f"User-inserted graph break. Message: {message}",
+    )
+    assert the(diagnose([event], Context(blocks=BLOCKS))).explanation.endswith(told)
+
+
 @pytest.mark.parametrize("again", ["miss", "anew", "before", "backward"])
 def test_a_late_hook_is_in_code_that_was_compiled_from_nothing_afterwards(again: str) -> None:
     """After ``torch._dynamo.reset()`` it is; an entry that was added for another length serves that length alone."""

@@ -92,7 +92,7 @@ def facts(event: Event, cause: str, frame: Frame | None, feeds: list[Event]) -> 
 def _said(detail: BreakDetail) -> str:
     """Torch's own words: the type of the break and, where it says more, the explanation."""
     gb_type = str(detail.gb_type or detail.reason or "a graph break").strip().splitlines()[0]
-    explained = " ".join((detail.explanation or "").split())
+    explained = re.sub(r"\s*Message: None\b\.?", "", " ".join((detail.explanation or "").split()))
     if not explained or _EMPTY.fullmatch(explained):
         return gb_type.rstrip(".") + "."
     return f"{gb_type.rstrip('.')}. {explained[:400].rstrip('.')}."

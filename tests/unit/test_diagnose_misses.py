@@ -670,6 +670,33 @@ def test_a_size_that_the_code_fixes_is_told_with_the_line_that_does() -> None:
     assert not any("dynamic=True" in r.summary for r in found.remedies)
 
 
+def test_a_size_that_torch_only_looks_up_is_placed_where_its_equal_was_fixed() -> None:
+    """Two symbols found equal: one is fixed by a line, the other where somebody next asks for it (torch: ``find``)."""
+    table = {"file": "/home/me/tables.py", "function": "table"}
+    symbols = [
+        {
+            "sources": ["L['w'].size()[0]"],
+            "value": "8",
+            "reason": "range_refined_to_singleton",
+            "line": {**table, "line": 2},
+        },
+        {
+            "sources": ["L['y'].size()[1]"],
+            "value": "6",
+            "reason": "range_refined_to_singleton",
+            "line": {**table, "line": 4},
+        },
+        {"sources": ["L['x'].size()[1]"], "value": "6", "reason": "find", "line": {**table, "line": 5}},
+    ]
+    symbols = [{"record": "symbolic_shape_specialization", **s} for s in symbols]
+    made = compiled(x=tensor(2, 6, 8), y=tensor(2, 6))
+    details = dataclasses.replace(made.compiled, symbols=detail_of("compile", {"symbols": symbols}).symbols)
+    event = fixed_size(arguments={"x": tensor(2, 9, 8), "y": tensor(2, 9)})
+    context = Context(blocks=BLOCKS, lengths=[6, 9], batch_sizes=[2, 2], compile_kwargs={"dynamic": True})
+    found = the(diagnose([dataclasses.replace(made, detail=details), event], context))
+    assert (found.cause, found.where.line) == ("size_specialized", 4)
+
+
 def test_a_size_that_was_equal_to_another_by_chance_is_no_fault_of_a_line() -> None:
     event = fixed_size(arguments={"x": tensor(2, 9, 8), "y": tensor(2, 6)})
     made = specialized("L['x'].size()[1]", "L['y'].size()[1]")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 
 from cftdiag import guards
@@ -270,16 +271,14 @@ def specialization(miss: Miss) -> Symbol | None:
     made, guard = miss.history.compiles.get(miss.entry or ""), miss.event.guard
     if made is None or guard is None or guard.source is None:
         return None
-    return next(
-        (
-            symbol
-            for symbol in made.compiled.symbols
-            if symbol.record == "symbolic_shape_specialization"
-            and guard.source in (symbol.sources or ())
-            and str(symbol.value) == str(miss.guard.expected)
-        ),
-        None,
-    )
+    fixed = [s for s in made.compiled.symbols if s.record == "symbolic_shape_specialization"]
+    fixed = [s for s in fixed if str(s.value) == str(miss.guard.expected)]
+    at = next((i for i, s in enumerate(fixed) if guard.source in (s.sources or ())), None)
+    if at is None or fixed[at].reason != "find":
+        return None if at is None else fixed[at]
+    # torch only looked up here what a symbol is that it had found equal to this one: that one was fixed before
+    first = next((s for s in reversed(fixed[:at]) if s.reason != "find" and s.line is not None), fixed[at])
+    return dataclasses.replace(fixed[at], line=first.line)
 
 
 def _parted(miss: Miss, symbol: Symbol) -> bool:

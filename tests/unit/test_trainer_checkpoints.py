@@ -188,6 +188,18 @@ def test_a_start_clears_leftovers_and_moves_aside_what_it_does_not_continue(tmp_
     assert names(tmp_path / "checkpoints.2") == ["step-00000002", "step-00000004"] and names(directory) == []
 
 
+def test_what_is_continued_stays_in_a_directory_that_is_named_from_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    directory = Path("out") / "checkpoints"
+    for step in (2, 4):
+        write(directory, step)
+    found = first_whole(candidates("auto", directory), print)
+    assert found is not None and prepare(directory, found, 4) == []
+    assert names(directory) == ["last", "step-00000002", "step-00000004"]
+
+
 def test_metrics_end_with_the_step_that_is_continued(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     truncate_metrics(path, 3)

@@ -128,10 +128,11 @@ def _sum_of_values(values: Mapping[str, Any]) -> str:
 
 
 def candidates(resume: str, directory: Path) -> list[Path]:
-    """What ``resume`` may mean, the first that is whole is taken: a path, or with ``auto`` all of
+    """What ``resume`` may mean, absolute; the first that is whole is taken: a path, or with ``auto`` all of
     ``directory``, the newest first.
     """
-    return [Path(resume).resolve()] if resume != "auto" else list(reversed(_entries(directory)))
+    found = [Path(resume)] if resume != "auto" else list(reversed(_entries(directory)))
+    return [path.resolve() for path in found]
 
 
 def first_whole(

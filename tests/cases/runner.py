@@ -23,6 +23,7 @@ import torch
 
 import cftdiag
 from cftdiag.check import CheckReport, Subject
+from tests.warm import warm_up
 
 
 def load(path: Path) -> ModuleType:
@@ -93,5 +94,6 @@ def _line(path: Path, options: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    warm_up()  # once here, so that no child imports and compiles for the first time
     flags = [a for a in sys.argv[1:] if a.startswith("--")]
     main([a for a in sys.argv[1:] if not a.startswith("--")], verify="--verify" in flags)

@@ -220,6 +220,9 @@ def _send(fd: int, message: Message) -> None:
         data = data[os.write(fd, data) :]
 
 
+_THREADS = Path("/proc/self/task")
+
+
 class LiveFork:
     """Forks the calling process, which holds the live model. ``run`` is called in the child."""
 
@@ -232,7 +235,12 @@ class LiveFork:
         """True when forking this process cannot meet a lock or a device held by somebody else."""
         torch = sys.modules.get("torch")
         cuda = torch is not None and torch.cuda.is_initialized()
-        return hasattr(os, "fork") and threading.active_count() == 1 and not cuda
+        return (
+            hasattr(os, "fork")
+            and threading.active_count() == 1
+            and not cuda
+            and not autograd_threads(_THREADS)
+        )
 
     def start(self, task: Task, write_fd: int, scratch: Path) -> int:
         sys.stdout.flush()
@@ -248,6 +256,18 @@ class LiveFork:
 
     def close(self) -> None:
         pass
+
+
+def autograd_threads(tasks: Path) -> bool:
+    """True where autograd has threads of its own, as after a compiled backward of a torch that is built for CUDA: a
+    forked child then has no backward at all. ``tasks`` is ``/proc/self/task``; Python counts no native thread.
+    """
+    with contextlib.suppress(OSError):
+        for name in tasks.glob("*/comm"):
+            with contextlib.suppress(OSError):  # a thread that has ended meanwhile
+                if name.read_text().startswith("pt_autograd"):
+                    return True
+    return False
 
 
 class ForkServer:

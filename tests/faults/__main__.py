@@ -24,6 +24,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--json", type=Path, help="write every result to this file")
     parser.add_argument(
+        "--keep",
+        type=Path,
+        help="append each result to this file as it comes; run what is not in it yet and what was wrong",
+    )
+    parser.add_argument(
         "--folder", type=Path, help="where the programs are written (default: a fresh folder)"
     )
     parser.add_argument("--confirm", action="store_true", help="ask torch only: no check, no judgement of it")
@@ -45,6 +50,16 @@ def main(arguments: list[str] | None = None) -> int:
     if options.injector and options.injector not in known:
         parser.error(f"no injector {options.injector!r}; there are {', '.join(known)}")
     indices = options.only or list(range(options.first, options.first + options.count))
+    results: list[Result] = []
+    if options.keep:
+        try:
+            kept = taken_up(options.keep, options.seed, list(known))
+        except ValueError as error:
+            parser.error(str(error))
+        results = [kept[i] for i in indices if i in kept and kept[i].right]
+        done = {r.index for r in results}
+        indices = [i for i in indices if i not in done]
+        print(f"{len(results)} right in {options.keep}", flush=True)
     folder = options.folder or scratch()
     print(
         f"seed {options.seed}: {len(indices)} faults of {len(known)} injectors, programs in {folder}",
@@ -56,15 +71,30 @@ def main(arguments: list[str] | None = None) -> int:
         "confirm": options.confirm,
         "proofs": options.proofs,
     }
-    results = []
     for result, wall in results_of(options.seed, indices, str(folder), max(1, options.jobs), chosen):
         results.append(result)
+        if options.keep:
+            with options.keep.open("a") as file:
+                file.write(json.dumps(dataclasses.asdict(result)) + "\n")
         print(_record(result, options.seed, wall) if result.wrong else _right(result), flush=True)
     results.sort(key=lambda r: r.index)
     print(summary(results))
     if options.json:
         options.json.write_text(json.dumps([dataclasses.asdict(r) for r in results], indent=1))
     return 0 if all(r.right for r in results) else 1
+
+
+def taken_up(path: Path, seed: int, names: list[str]) -> dict[int, Result]:
+    """The last result of each fault in a file of ``--keep``, which is begun where there is none. Raises ValueError for one
+    of another seed or of other injectors: its faults are others.
+    """
+    head = {"seed": seed, "injectors": names}
+    if not path.exists():
+        path.write_text(json.dumps(head) + "\n")
+    first, *rest = path.read_text().splitlines()
+    if json.loads(first) != head:
+        raise ValueError(f"{path} is of another seed or of other injectors; give another file")
+    return {r.index: r for r in (Result(**json.loads(line)) for line in rest)}
 
 
 def _right(result: Result) -> str:

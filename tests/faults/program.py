@@ -14,7 +14,18 @@ from typing import Any
 
 from tests.faults.architectures import ARCHITECTURES, Architecture
 from tests.faults.fault import Fault, Injector
-from tests.faults.source import FILES, NAMES, PACKAGES, Files, copied, copy_class, inject, method_of, settle
+from tests.faults.source import (
+    FILES,
+    NAMES,
+    PACKAGES,
+    Files,
+    copied,
+    copy_class,
+    inject,
+    method_of,
+    parsed,
+    settle,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -73,7 +84,7 @@ def submodules(text: str, block: str) -> list[tuple[str, str]]:
     """(attribute, class) of what a block's ``__init__`` always makes of classes of the same file with a forward."""
     made = (
         item
-        for node in ast.parse(text).body
+        for node in parsed(text).body
         if isinstance(node, ast.ClassDef) and node.name == block
         for item in node.body
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import importlib.util
 import re
 import textwrap
@@ -17,6 +18,13 @@ PACKAGES = ("tensor_tools", "seqkit", "fastblocks", "trainlib", "flowops")
 FILES = ("functional", "layers", "numerics", "utils", "ops")
 
 
+@functools.lru_cache(maxsize=32)
+def parsed(text: str) -> ast.Module:
+    """The tree of a file, which nobody changes."""
+    return ast.parse(text)
+
+
+@functools.cache
 def copied(model_type: str) -> str:
     """The text of transformers' file of a model, with imports that work from anywhere."""
     spec = importlib.util.find_spec("transformers")
@@ -47,7 +55,7 @@ class Method:
 
 def method_of(text: str, name: str) -> Method | None:
     """None where the class has no forward of its own, or one whose first argument is no tensor of hidden states."""
-    for node in ast.parse(text).body:
+    for node in parsed(text).body:
         if isinstance(node, ast.ClassDef) and node.name == name:
             for item in node.body:
                 if isinstance(item, ast.FunctionDef) and item.name == "forward" and len(item.args.args) > 1:
@@ -82,7 +90,7 @@ class Files:
 
 def copy_class(text: str, name: str, new: str) -> str:
     """Put a copy of a class behind it under another name."""
-    for node in ast.parse(text).body:
+    for node in parsed(text).body:
         if isinstance(node, ast.ClassDef) and node.name == name:
             lines = text.split("\n")
             first = min([node.lineno, *(d.lineno for d in node.decorator_list)])

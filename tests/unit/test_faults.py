@@ -5,12 +5,14 @@ from __future__ import annotations
 import ast
 import dataclasses
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
 
+from tests.faults import __main__ as faults
 from tests.faults import carry_out
 from tests.faults.architectures import ARCHITECTURES
 from tests.faults.fault import STYLES, Fault, injectors
@@ -26,6 +28,7 @@ from tests.faults.judge import (
     refuted,
 )
 from tests.faults.program import Choice, Program, draw, write
+from tests.faults.run import Result
 from tests.faults.truth import TorchLog, _note_silence
 
 LLAMA = next(a for a in ARCHITECTURES if a.type == "llama")
@@ -319,3 +322,24 @@ def test_blocks_that_never_run_compiled_are_records_of_the_truth() -> None:
     assert noted({"a": 2, "b": 2}, [1]) == []
     assert noted({"a": 2, "b": 0}, [1]) == [("error", 1, "b"), ("error", 2, "b")]
     assert noted({"a": 2}, []) == [("perf", 1, "a"), ("perf", 2, "a")]
+
+
+def test_a_run_goes_on_with_what_is_not_kept_as_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[list[int]] = []
+
+    def run_them(seed: int, indices: list[int], *_: Any) -> Iterator[tuple[Result, float]]:
+        asked.append(indices)
+        for i in indices:
+            wrong = ["missing"] if (i, len(asked)) == (1, 1) else []
+            yield Result(index=i, injector="own", causes=["dtype"], program="p", path="x", wrong=wrong), 1.0
+
+    monkeypatch.setattr(faults, "results_of", run_them)
+    arguments = ["--seed", "7", "--count", "3", "--folder", str(tmp_path), "--keep", str(tmp_path / "kept")]
+    assert faults.main(arguments) == 1
+    assert faults.main([*arguments, "--count", "4"]) == 0
+    assert asked == [[0, 1, 2], [1, 3]]
+    assert "4 of 4 programs right" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        faults.main([*arguments, "--seed", "8"])

@@ -68,7 +68,9 @@ def _set_later(miss: Miss) -> bool:
     it would be missed in a whole block too.
     """
     made = miss.history.compiles.get(miss.entry or "")
-    settings = ("value", "none", "attribute", "length", "keys", "contains")
+    if miss.guard.kind in ("identity", "type") and not miss.guard.path:
+        return False  # the block itself, or a function: who enters a helper frame
+    settings = ("value", "none", "attribute", "length", "keys", "contains", "identity", "type")
     tensors = ("dtype", "device", "rank", "stride", "requires_grad", "tensor_type")
     return (
         (miss.on_module() or miss.guard.root == "G")

@@ -291,7 +291,9 @@ class _Measure:
         self.progress(f"generating code for {self.target}: scope {scope}{', few layers' if few else ''}")
         dynamo.reset()
         fastforward.reset()
-        prepared = prepare(self.origin, self.options.with_(layers="auto") if few else self.options, None)
+        # a method changes the model for the scope that it is compiled under
+        options = self.options.with_(compile_scope=scope, **({"layers": "auto"} if few else {}))
+        prepared = prepare(self.origin, options, None)
         model = prepared.subject.model
         lowered = _Lowered()
         at = self._places[0]

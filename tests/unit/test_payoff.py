@@ -12,6 +12,7 @@ from cftdiag.payoff.shapes import representatives
 from cftdiag.report import html, markdown
 from cftdiag.report import payoff as section
 from cftdiag.report.console import console_for
+from cftdiag.subject import resolve
 from cftdiag.target.devices import DEVICES
 from cftdiag.target.step_work import Measured, Part, SavedAt, WholeRegion
 from cftdiag.target.work import Launch, Rates, Work, seconds
@@ -270,3 +271,28 @@ def test_few_shapes_stand_for_all_and_have_their_tokens() -> None:
     assert sum(rows * length * often for rows, length, often in found) == pytest.approx(tokens)
     # a group ends with the first shape that fills its share
     assert all(abs(r * n * o - tokens / 4) <= 1050 for r, n, o in found)
+
+
+def test_a_method_is_applied_for_the_scope_that_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a block needs beside its adapters must not be in a graph of the model."""
+    from cftdiag.options import CheckOptions
+    from cftdiag.payoff import measure
+    from cftdiag.subject import Origin
+
+    asked: list[CheckOptions] = []
+
+    class Enough(Exception):
+        pass
+
+    def prepare(origin: Origin, options: CheckOptions, _read: None) -> None:
+        asked.append(options)
+        raise Enough
+
+    monkeypatch.setattr(measure, "prepare", prepare)
+    options = CheckOptions(model="Qwen3-4B", method="lora", transform="trainer.preflight:as_method")
+    with pytest.raises(Enough):
+        measure.measure(resolve("Qwen3-4B"), options, "h200", ("model+loss",), lambda _text: None)
+    counting = measure._Measure(resolve("Qwen3-4B"), options, "h200", H200, lambda _text: None, ())
+    with pytest.raises(Enough):
+        counting._whole("model+loss")
+    assert [(o.compile.scope, o.subject.layers) for o in asked] == [("block", "all"), ("model+loss", "auto")]

@@ -14,7 +14,7 @@ from trainer import patterns
 from trainer.config import TrainConfig
 from trainer.continual.directions import cut
 from trainer.continual.figures import figures, render, table
-from trainer.continual.methods import ENERGY, METHODS, Orthogonal, OrthogonalToInputs, directions, parse
+from trainer.continual.methods import METHODS, Orthogonal, OrthogonalToInputs, directions, parse
 from trainer.continual.phases import Outcome, Phase, Score
 from trainer.methods.lora import LoRALinear
 
@@ -75,7 +75,8 @@ def test_progressive_shares_follow_the_tasks() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "ful", "full 0.5", "osft", "osft 2", "osft x", "lora 0", "lora 0.5", "lora 8 beside=none", "full lr=0", "osft 0.5 beside=x"],
+    ["", "ful", "full 0.5", "osft", "osft 2", "osft x", "lora 0", "lora 0.5", "lora 8 beside=none", "full lr=0", "osft 0.5 beside=x",
+     "lora 8 keep=0.5", "gpm 8 keep=1"],
 )  # fmt: skip
 def test_what_is_no_method_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"is no method .*one of full, replay, osft SHARE"):
@@ -115,7 +116,7 @@ def test_adapters_read_nothing_of_earlier_inputs() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.q(x)  # type: ignore[no-any-return]
 
-    constraint = OrthogonalToInputs()
+    constraint = OrthogonalToInputs(0.99)
     first, second = torch.randn(40, 3) @ basis[:3], torch.randn(40, 2) @ basis[3:5]
     noise = 1e-3 * torch.randn(40, 8)
     for inputs, reads in ((first, [3, 4, 5, 6, 7]), (second, [5, 6, 7])):
@@ -131,11 +132,13 @@ def test_adapters_read_nothing_of_earlier_inputs() -> None:
 def test_directions_are_as_many_as_hold_the_energy() -> None:
     square = torch.diag(torch.tensor([98.0, 1.5, 0.4, 0.1], dtype=torch.float64))
     none = torch.zeros(0, 4, dtype=torch.float64)
-    assert ENERGY == 0.99
-    found = directions(square, none)
+    found = directions(square, none, 0.99)
     torch.testing.assert_close(found.abs(), torch.eye(4, dtype=torch.float64)[:2])
-    assert len(directions(square, found)) == 0
-    torch.testing.assert_close(directions(square, found[:1]).abs(), torch.eye(4, dtype=torch.float64)[1:2])
+    assert len(directions(square, found, 0.99)) == 0
+    assert [len(directions(square, none, keep)) for keep in (0.5, 0.98, 0.996, 0.9999)] == [1, 1, 3, 4]
+    torch.testing.assert_close(
+        directions(square, found[:1], 0.99).abs(), torch.eye(4, dtype=torch.float64)[1:2]
+    )
 
 
 def test_what_is_cut_are_the_smallest_or_the_largest_directions() -> None:

@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         type=_method,
         action="append",
         metavar="METHOD",
-        help=f"may be repeated: {FORMS}; osft with beside=all|blocks|none, all with lr=RATE (default: {'; '.join(METHODS)})",
+        help=f"may be repeated: {FORMS}; osft with beside=all|blocks|none, gpm with keep=SHARE, all with lr=RATE (default: {'; '.join(METHODS)})",
     )
     parser.add_argument("--json", type=Path, help="write every measurement to this file, after each method")
     asked = parser.parse_args(arguments)

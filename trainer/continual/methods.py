@@ -16,7 +16,7 @@ from trainer.methods.lora import adapted_layers
 from trainer.osft.frozen import local
 
 FORMS = "full, replay, osft SHARE, osft progressive, lora RANK, olora RANK, gpm RANK"
-"""``osft`` takes ``beside=all|blocks|none``, all take ``lr=RATE``."""
+"""``osft`` takes ``beside=all|blocks|none``, ``gpm`` ``keep=SHARE``, all take ``lr=RATE``."""
 
 METHODS = (
     "full", "full lr=2.5e-4", "osft 0.25", "osft 0.25 lr=4e-3", "osft 0.25 beside=blocks lr=4e-3",
@@ -41,12 +41,16 @@ class Method:
     """The share, ``progressive`` or the rank; empty where there is none."""
     beside: str = "all"
     """Of OSFT: :attr:`trainer.TrainConfig.osft_beside`."""
+    keep: float = 0.99
+    """Of gpm: the share of the squares of a layer's inputs that adapters must not read."""
     lr: float | None = None
     """None for the rate of all methods."""
 
     def constraint(self) -> Orthogonal | None:
         """What is held in every step, over all tasks."""
-        return {"olora": Orthogonal, "gpm": OrthogonalToInputs}.get(self.name, lambda: None)()
+        if self.name == "gpm":
+            return OrthogonalToInputs(self.keep)
+        return Orthogonal() if self.name == "olora" else None
 
     def options(self, number: int, count: int) -> dict[str, Any]:
         """The trainer's options for task ``number`` (from 1) of ``count``."""
@@ -68,14 +72,21 @@ def parse(text: str) -> Method:
     pairs = dict(word.split("=", 1) for word in words if "=" in word)
     name, value = (*plain, "", "")[:2]
     try:
-        if len(plain) != (1 if name in ("full", "replay") else 2) or pairs.keys() - {"beside", "lr"}:
+        if len(plain) != (1 if name in ("full", "replay") else 2) or pairs.keys() - {"beside", "lr", "keep"}:
             raise ValueError("it has another form")
         if "beside" in pairs and name != "osft":
             raise ValueError("only osft has something beside")
+        if "keep" in pairs and name != "gpm":
+            raise ValueError("only gpm keeps a share of the inputs")
+        keep = float(pairs.get("keep", 0.99))
+        if not 0 < keep < 1:
+            raise ValueError("what is kept is a share between 0 and 1")
         rate = float(pairs["lr"]) if "lr" in pairs else None
         if rate is not None and not 0 < rate < math.inf:
             raise ValueError("a learning rate is positive")
-        method = Method(text=text, name=name, value=value, beside=pairs.get("beside", "all"), lr=rate)
+        method = Method(
+            text=text, name=name, value=value, beside=pairs.get("beside", "all"), keep=keep, lr=rate
+        )
         if name not in ("full", "replay", "osft", *_ADAPTERS):
             raise ValueError("there is none of that name")
         TrainConfig(demo=True, **method.options(1, 1))
@@ -113,15 +124,16 @@ class Orthogonal:
             self._rows[name] = torch.linalg.svd(rows, full_matrices=False).Vh[: len(rows)]
 
 
-ENERGY = 0.99
-"""Share of the squares of a layer's inputs that counts as what they are made of."""
-
-
 class OrthogonalToInputs(Orthogonal):
     """Adapters that read nothing of what earlier tasks put into their layers: A is kept orthogonal to the directions
-    that hold :data:`ENERGY` of those inputs, layer by layer (gradient projection memory, arXiv 2103.09762, with
+    that hold nearly all of those inputs, layer by layer (gradient projection memory, arXiv 2103.09762, with
     adapters as in InfLoRA, arXiv 2404.00228).
     """
+
+    def __init__(self, keep: float) -> None:
+        """``keep`` is the share of the squares of the inputs that counts as what they are made of."""
+        super().__init__()
+        self._keep = keep
 
     @torch.no_grad()
     def begin(self, model: nn.Module, rows: Sequence[Batch]) -> None:
@@ -144,20 +156,19 @@ class OrthogonalToInputs(Orthogonal):
             handle.remove()
         for name, square in squares.items():
             known = self._rows.get(name, square.new_zeros(0, len(square)).float())
-            self._rows[name] = torch.cat([known, directions(square, known.double()).float()])
+            self._rows[name] = torch.cat([known, directions(square, known.double(), self._keep).float()])
 
     def add(self, model: nn.Module) -> None:
         """Nothing: inputs are noted before the next task."""
 
 
-def directions(square: Tensor, known: Tensor) -> Tensor:
-    """Orthonormal rows that hold, with the orthonormal ``known``, :data:`ENERGY` of the inputs X with X^T X =
-    ``square`` (n x n).
+def directions(square: Tensor, known: Tensor, keep: float) -> Tensor:
+    """Orthonormal rows that hold, with the orthonormal ``known``, the share ``keep`` of the squares of the inputs X;
+    X^T X = ``square`` (n x n).
     """
     other = torch.eye(len(square), dtype=square.dtype) - known.T @ known
     values, vectors = torch.linalg.eigh(other @ square @ other)
-    held = square.trace() - values.sum() + values.flip(0).cumsum(0)
-    count = int((held < ENERGY * square.trace()).sum()) + 1
-    if square.trace() - values.sum() >= ENERGY * square.trace():
-        count = 0
-    return vectors.flip(1)[:, :count].T
+    values, vectors = values.flip(0), vectors.flip(1)
+    missing = keep * square.trace() - (square.trace() - values.sum())
+    count = int((values.cumsum(0) - values < missing).sum())
+    return vectors[:, :count].T

@@ -43,6 +43,7 @@ def test_transfer_is_what_lopez_paz_and_ranzato_call_so() -> None:
         "forgotten since each was learned"
     )
     assert found["forward"] == pytest.approx(((0.3 - 0.1) + (0.3 - 0.2)) / 2), "known before it is trained"
+    assert found["a task later"] == pytest.approx((0.6 + 0.5) / 2)
     assert (found["steps a task"], found["A at the end"]) == (30, 0.5)
 
 
@@ -51,9 +52,11 @@ def test_spread_is_over_seeds_and_what_was_not_learned_is_counted() -> None:
     assert row["A at the end"] == (pytest.approx(0.6), pytest.approx(0.02**0.5)) and row["learned"] == (3, 4)
     assert other["method"] == "replay" and other["A at the end"] == (0.5, 0.0)
     head, _, first, _ = render([row, other]).splitlines()
-    assert head.startswith("| method | learned | average | backward | forward | base at the end |")
+    assert head.startswith(
+        "| method | learned | average | backward | forward | a task later | base at the end |"
+    )
     assert first.startswith(
-        "| full | 3 of 4 | 0.67 +- 0.05 | -0.45 +- 0.07 | 0.15 +- 0.00 | 0.40 +- 0.00 | 0.60 +- 0.14 |"
+        "| full | 3 of 4 | 0.67 +- 0.05 | -0.45 +- 0.07 | 0.15 +- 0.00 | 0.60 +- 0.07 | 0.40 +- 0.00 | 0.60 +- 0.14 |"
     )
     assert first.endswith("| 30 +- 0 |")
 

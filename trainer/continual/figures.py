@@ -14,7 +14,8 @@ def figures(outcome: Outcome) -> dict[str, float]:
     """Of one method on one seed, as accuracies (Lopez-Paz and Ranzato, arXiv 1706.08840).
 
     ``average`` is over all tasks at the end. ``backward`` is what the tasks before the last have gained since each was
-    learned: negative is forgotten. ``forward`` is how much better a task is answered before it is trained than by
+    learned: negative is forgotten. ``a task later`` is how well a task is answered when the next one has been trained.
+    ``forward`` is how much better a task is answered before it is trained than by
     the untrained model.
     """
     phases = outcome.phases
@@ -30,6 +31,9 @@ def figures(outcome: Outcome) -> dict[str, float]:
             for before, phase in itertools.pairwise(phases)
         ),
     }
+    values["a task later"] = statistics.mean(
+        after.after[phase.task].accuracy for phase, after in itertools.pairwise(phases)
+    )
     values |= {f"{task} at the end": end[task].accuracy for task in names}
     values["steps a task"] = statistics.mean(phase.steps for phase in phases[1:])
     return values

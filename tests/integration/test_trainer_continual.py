@@ -128,7 +128,7 @@ def test_what_cannot_be_decomposed_anew_is_one_line(runs: Path) -> None:
 
 def test_the_script_runs_all_tasks_by_each_method(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "points.json"
-    methods = ["osft progressive beside=none", "olora 2", "gpm 2", "replay"]
+    methods = ["osft progressive beside=none", "gpm 2", "replay"]
     arguments = ["--seeds", "1", "--steps", "2", "--base-steps", "2", "--json", str(file)]
     for method in methods:
         arguments += ["--method", method]

@@ -41,8 +41,10 @@ _PROPERTY: Mapping[str, Kind] = {
 }
 #: Kinds that torch tells in a sentence about a tensor.
 TENSOR_KINDS = frozenset(_PROPERTY.values())
+#: Up to torch 2.13 ``a tensor type``, then the class.
 _TENSOR_TYPE = re.compile(
-    r"^expected type of '(?P<source>.+?)' to be a tensor type, .*?but found (?P<actual>.*)$", re.S
+    r"^expected type of '(?P<source>.+?)' to be (?:a tensor type|<class '[^']+'>), .*?but found (?P<actual>.*)$",
+    re.S,
 )
 _CHECK_ID = re.compile(
     r"^_{2,3}check_(?P<what>type_id|obj_id|fake_script_type)\((?P<source>.+), \d+\)(?:, type=(?P<type>.+))?$",

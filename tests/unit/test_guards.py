@@ -157,6 +157,11 @@ FORMS: list[tuple[str, str, dict[str, Any]]] = [
         "type",
         {"kind": "tensor_type", "source": "m", "value_type": "NoneType"},
     ),
+    (
+        "expected type of 'kwargs['m']' to be <class 'torch.Tensor'>, but found <class 'NoneType'>",
+        "type",
+        {"kind": "tensor_type", "source": "kwargs['m']", "value_type": "NoneType"},
+    ),
     ("str(x.dtype) == 'torch.float32'", "dtype", {"kind": "dtype", "source": "x", "expected": "float32"}),
     ("str(x.device) == 'cpu'", "device", {"kind": "device", "source": "x"}),
     (

@@ -99,12 +99,22 @@ class CompileRequests:
             return True  # compiled before anybody listened
         name = name_of(target)
         inlined = any(_INLINED in file for file, _ in self._compiled)
-        if inlined and id(target) in self._wrapped and any(map(_skipped, codes)):
+        if inlined and any(map(_skipped, codes)) and (id(target) in self._wrapped or self._in_place(name_of)):
             return True  # torch wraps modules of its own files in one function: equal ones share its graph
         # the frame of a whole model may be skipped while those of modules inside are compiled
         return name is not None and any(
             block == name or block.startswith(f"{name}.") or name in ("", "<root>") for block in self._blocks
         )
+
+    def _in_place(self, name_of: Callable[[Any], str | None]) -> bool:
+        """True where a module that Dynamo would skip was compiled in place, which torch does from 2.14 on."""
+        for reference in self._targets:
+            target = reference()
+            if target is None or id(target) in self._wrapped or not any(map(_skipped, _codes(target))):
+                continue
+            if name_of(target) in self._blocks:
+                return True
+        return False
 
     def _note(self, model: Any) -> None:
         target = getattr(model, "__self__", model) if inspect.ismethod(model) else model

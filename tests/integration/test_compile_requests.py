@@ -8,6 +8,8 @@ import torch
 import cftdiag
 from cftdiag.capture import Recorder
 from cftdiag.capture.compile_requests import CompileRequests
+from cftdiag.details import CompileDetail
+from cftdiag.events import Code, Event
 
 
 class Block(torch.nn.Module):
@@ -87,6 +89,23 @@ def test_a_module_of_torch_in_a_wrapper_is_compiled() -> None:
         model.other(model(x))
         recorder.blocks.refresh()
         assert [idle.target is model.other for idle in requests.idle(recorder.blocks.name)] == [True]
+
+
+def test_modules_of_torch_that_are_compiled_in_place_share_a_graph() -> None:
+    """From torch 2.14 on; before, none of them compiles and none is seen."""
+    layers = {f"layers.{i}": torch.nn.Sequential(torch.nn.Linear(4, 4)) for i in range(2)}
+    names = {id(layer): name for name, layer in layers.items()}
+    requests = CompileRequests()
+    with requests:
+        for layer in layers.values():
+            _in_place(layer)
+        assert len(requests.idle(lambda target: names.get(id(target)))) == 2
+        code = Code(qualname="inner", file="/x/torch/_dynamo/external_utils.py", line=40)
+        detail = CompileDetail(ops=3, graphs=1)
+        requests.see(
+            Event(kind="compile", time=0.0, compile_id="0/0", block="layers.0", code=code, detail=detail)
+        )
+        assert requests.idle(lambda target: names.get(id(target))) == []
 
 
 def test_torch_is_left_as_it_was_found() -> None:

@@ -158,7 +158,8 @@ def classify(event: Event) -> str:
         return "logging_call"
     if _PRINT.search(said):
         return "print_call"
-    if name in _MAY_SEED and _SEED.search(said):
+    seeds = _SEED.search(said) or any((f.file or "").endswith("/torch/random.py") for f in event.stack[-1:])
+    if name in _MAY_SEED and seeds:
         return "rng_seed_call"
     if break_in_region.disabled(event):
         return "disabled_function"

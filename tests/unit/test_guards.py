@@ -152,6 +152,11 @@ FORMS: list[tuple[str, str, dict[str, Any]]] = [
         "device",
         {"kind": "device", "source": "x", "expected": 0, "actual": 1},
     ),
+    (  # as torch 2.15 words it
+        "expected type of 'x' to be <class 'torch.Tensor'>, but found <class 'a.b.AsyncCollectiveTensor'>",
+        "type",
+        {"kind": "tensor_type", "source": "x"},
+    ),
     (
         "expected type of 'm' to be a tensor type, ' but found <class 'NoneType'>",
         "type",

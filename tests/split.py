@@ -4,8 +4,7 @@ Each file goes to one process, so that what it shares is made once; which one is
 that ``durations.json`` holds for each file, and is the same every time. (pytest-xdist runs tests beside its
 own threads, and a process with threads is not safe to fork, which the tests do.) Lines of the processes are
 shown as they come, what they have to say at the end one after the other, and one closing line for all.
-``--processes N``: one more than there are cores, because tests of launches and signals also wait. ``--record``
-writes ``durations.json`` again; ``--times FILE`` keeps each test's processor time. With paths among the arguments pytest runs them as it is.
+``--processes N``: two by default; more than there are cores cost more than they win. ``--record`` writes ``durations.json`` again; ``--times FILE`` keeps each test's processor time. With paths among the arguments pytest runs them as it is.
 """
 
 from __future__ import annotations
@@ -159,7 +158,7 @@ def run(commands: Sequence[Sequence[str]]) -> int:
 def main(argv: Sequence[str]) -> int:
     """The command line; returns an exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.split", add_help=False, allow_abbrev=False)
-    parser.add_argument("--processes", type=int, default=1 + min(4, os.cpu_count() or 1))
+    parser.add_argument("--processes", type=int, default=min(2, os.cpu_count() or 1))
     parser.add_argument("--record", action="store_true")
     parser.add_argument("--times", type=Path)
     options, rest = parser.parse_known_args(argv)

@@ -31,6 +31,12 @@ class Positions:
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
         os.close(self._file)
+        mistake = isinstance(error, ValueError) and not isinstance(error.__cause__, RuntimeError)
+        if mistake and self._step == 0:  # before anything began: the directory is as it was found
+            with contextlib.suppress(OSError):
+                self._path(self._rank).unlink()
+                self._directory.rmdir()
+                self._directory.parent.rmdir()
 
     def at(self, step: int, what: str) -> None:
         """This rank is now in ``what`` of ``step``; 0 is before the first one of this start."""
@@ -40,18 +46,24 @@ class Positions:
 
     @contextlib.contextmanager
     def named(self) -> Iterator[None]:
-        """Turn a collective's timeout into one line that names the ranks that did not come. Raises
+        """Turn a collective's timeout, and the end of another rank, into one line that names where the ranks are. Raises
         ``ValueError``.
         """
         try:
             yield
         except RuntimeError as error:
-            if not any(part in str(error).lower() for part in ("timed out", "timeout")):
-                raise
-            raise ValueError(
-                f"rank {self._rank}, {_place(self._step)}: another rank did not come in time: {self.describe()}; "
-                "look at what it did there, or give a longer --collective-timeout"
-            ) from error
+            text = str(error).lower()
+            if any(part in text for part in ("timed out", "timeout")):
+                raise ValueError(
+                    f"rank {self._rank}, {_place(self._step)}: another rank did not come in time: {self.describe()}; "
+                    "look at what it did there, or give a longer --collective-timeout"
+                ) from error
+            if any(part in text for part in ("connection closed by peer", "connection reset by peer")):
+                raise ValueError(
+                    f"rank {self._rank}, {_place(self._step)}: another rank has ended: {self.describe()}; "
+                    "look at what it said"
+                ) from error
+            raise
 
     def describe(self) -> str:
         """The ranks that are behind the others, or all where none is."""

@@ -68,8 +68,8 @@ def kernels_report(path: str | Path) -> dict[str, Any] | None:
     inside = Path(path) / "kernels.json"
     try:
         data = _read(inside if inside.is_file() else path)
-    except ValueError:
-        return None
+    except (ValueError, RecursionError):
+        return None  # whoever reads it as a check says what is wrong with it
     if not isinstance(data, dict) or data.get("schema") != "cftdiag.kernels/1":
         return None
     return _complete(data, path)

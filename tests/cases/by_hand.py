@@ -453,6 +453,25 @@ CARRIED_OUT = (
             (_PLAIN_LOOP, "x = block(x, table(x.shape[1], x.shape[2])[: x.shape[1]].cos())\n"),
         ),
     ),
+    CarriedOut(
+        cause="parameter_shape",
+        remedy="Give {argument} its shape",
+        edits=(
+            ("        self.adapt(rank=2)\n", "        self.adapt(rank=4)\n"),
+            (
+                "    if step == 2:\n        for block in model.layers:\n            block.adapt(rank=4)\n",
+                "    pass\n",
+            ),
+        ),
+    ),
+    CarriedOut(
+        cause="parameter_shape",
+        remedy="Where ranks of an adapter",
+        edits=(
+            ("torch.randn(rank, 8)", "torch.cat([torch.randn(rank, 8), torch.zeros(4 - rank, 8)])"),
+            ("torch.zeros(8, rank)", "torch.zeros(8, 4)"),
+        ),
+    ),
     # -- properties of tensors
     CarriedOut(
         cause="stride",

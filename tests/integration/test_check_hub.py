@@ -43,7 +43,8 @@ def check(name, tmp_path, **env):
         timeout=1500,
     )
     assert done.returncode == 2, done.stderr
-    [line] = done.stderr.strip().splitlines()
+    # on a loaded machine a line says now and then that the check is alive
+    [line] = [line for line in done.stderr.strip().splitlines() if not line.startswith("cftdiag: ")]
     return line
 
 

@@ -29,6 +29,25 @@ NOT_SHOWN = {
     "reduction_split": "nothing is to be done",
 }
 
+#: The beginnings of remedies for which no edit of their example stands here, and what shows them.
+SHOWN_ELSEWHERE = {
+    ("duck_shape", "Name what keeps its size"): "a setting of torch 2.15 alone",
+    (
+        "parameter_shape",
+        "Each shape is a variant",
+    ): "warming variants is carried out for layer_idx and others",
+    ("shared_code_object", "Leave it so"): "nothing is to be done",
+    (
+        "ac_recompute_other_graph",
+        "Leave {attribute} as it is",
+    ): "tests/faults/injectors/counted_in_checkpoint.py mends so",
+    (
+        "ac_dtype_mismatch",
+        "Leave {attribute} as it is",
+    ): "tests/faults/injectors/precision_switch.py mends so",
+    ("fullgraph_error", "Mend what stands in"): "tests/faults/injectors/wrong_fake.py mends so",
+}
+
 
 def template(row: CarriedOut) -> Remedy:
     """The remedy of the page that a row carries out."""
@@ -67,7 +86,12 @@ def test_each_by_hand_remedy_is_carried_out() -> None:
     carried_out = [(row.cause, template(row)) for row in CARRIED_OUT]
     shown = [c for c in CAUSES.values() if c.example and c.key not in NOT_SHOWN]
     missing = [(c.key, r.summary) for c in shown for r in by_hand(c) if (c.key, r) not in carried_out]
-    assert not missing
+    elsewhere = {
+        (key, begin): [(k, text) for k, text in missing if k == key and text.startswith(begin)]
+        for key, begin in SHOWN_ELSEWHERE
+    }
+    assert all(len(found) == 1 for found in elsewhere.values()), elsewhere
+    assert [row for row in missing if [row] not in elsewhere.values()] == []
     assert {row.cause for row in CARRIED_OUT} <= {c.key for c in shown}
 
 

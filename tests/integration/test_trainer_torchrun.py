@@ -187,6 +187,7 @@ def test_the_run_directory_is_the_monitors_and_names_the_settings(two: dict[str,
     assert {p.name for p in (run / "events").iterdir()} == {"rank00000.jsonl", "rank00001.jsonl"}
 
 
+@pytest.mark.everything("16 s by torchrun; one line of each mistake stays in unit tests, two ranks here")
 def test_a_mistake_ends_all_ranks_with_one_line(tmp_path: Path) -> None:
     done = torchrun(
         "-m",

@@ -4,7 +4,9 @@ Each file goes to one process, so that what it shares is made once; which one is
 that ``durations.json`` holds for each file, and is the same every time. (pytest-xdist runs tests beside its
 own threads, and a process with threads is not safe to fork, which the tests do.) Lines of the processes are
 shown as they come, what they have to say at the end one after the other, and one closing line for all.
-``--processes N``: two by default; more than there are cores cost more than they win. ``--record`` writes ``durations.json`` again; ``--times FILE`` keeps each test's processor time. With paths among the arguments pytest runs them as it is.
+``--processes N``: two by default; more than there are cores cost more than they win. ``--record`` writes
+``durations.json`` again; ``--times FILE`` keeps each test's processor time. With paths among the arguments pytest
+runs them as it is.
 """
 
 from __future__ import annotations

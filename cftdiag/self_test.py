@@ -76,8 +76,9 @@ def _failed(problem: str) -> Examined:
 
 
 def main() -> None:
-    """Entry of the child: one JSON line on stdout."""
-    logging.disable(logging.WARNING)
+    """Entry of the child: one JSON line on stdout. What torch warns of goes to stderr, which the parent keeps for an error:
+    `logging.disable` would silence torch's trace as well, up to torch 2.11.
+    """
     print(json.dumps(dataclasses.asdict(Examined(tuple(table.probe()), tuple(provoke())))))
 
 

@@ -13,6 +13,16 @@ POSITIONS = Path("run", "positions")
 """In the output directory."""
 _WIDTH = 64
 
+#: What a collective's error says of a rank that is not there -> what that is, and what to do.
+_ABSENT = (
+    (
+        ("timed out", "timeout"),
+        "did not come in time",
+        "look at what it did there, or give a longer --collective-timeout",
+    ),
+    (("connection closed by peer", "connection reset by peer"), "has ended", "look at what it said"),
+)
+
 
 class Positions:
     """Each rank writes a line of 64 bytes into a file of its own, again and again."""
@@ -53,16 +63,11 @@ class Positions:
             yield
         except RuntimeError as error:
             text = str(error).lower()
-            if any(part in text for part in ("timed out", "timeout")):
-                raise ValueError(
-                    f"rank {self._rank}, {_place(self._step)}: another rank did not come in time: {self.describe()}; "
-                    "look at what it did there, or give a longer --collective-timeout"
-                ) from error
-            if any(part in text for part in ("connection closed by peer", "connection reset by peer")):
-                raise ValueError(
-                    f"rank {self._rank}, {_place(self._step)}: another rank has ended: {self.describe()}; "
-                    "look at what it said"
-                ) from error
+            for signs, what, advice in _ABSENT:
+                if any(sign in text for sign in signs):
+                    raise ValueError(
+                        f"rank {self._rank}, {_place(self._step)}: another rank {what}: {self.describe()}; {advice}"
+                    ) from error
             raise
 
     def describe(self) -> str:

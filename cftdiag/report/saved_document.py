@@ -44,8 +44,7 @@ def read_document(path: str | Path) -> dict[str, Any]:
 
     if is_run(path):
         return report_run(path)
-    if (kernels := Path(path) / "kernels.json").is_file():  # what `kernels --out DIR` writes
-        return read_document(kernels)
+    path = _kernels_in(path)
     if Path(path).is_dir():
         raise ValueError(f"{path}: a directory, but no run; give a run directory or a JSON file of cftdiag")
     data = _read(path)
@@ -65,14 +64,19 @@ def kernels_report(path: str | Path) -> dict[str, Any] | None:
     """The report of `cftdiag kernels` in ``path``, a file or the directory of its --out; None where something else
     or nothing that can be read is there. Raises ``ValueError`` for one that is damaged.
     """
-    inside = Path(path) / "kernels.json"
     try:
-        data = _read(inside if inside.is_file() else path)
+        data = _read(_kernels_in(path))
     except (ValueError, RecursionError):
         return None  # whoever reads it as a check says what is wrong with it
     if not isinstance(data, dict) or data.get("schema") != "cftdiag.kernels/1":
         return None
     return _complete(data, path)
+
+
+def _kernels_in(path: str | Path) -> str | Path:
+    """The report in what `kernels --out DIR` writes; any other path as it is."""
+    inside = Path(path) / "kernels.json"
+    return inside if inside.is_file() else path
 
 
 def _complete(data: dict[str, Any], path: str | Path) -> dict[str, Any]:

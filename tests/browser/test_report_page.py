@@ -172,7 +172,7 @@ def test_findings_are_filtered_and_a_link_shows_them_again(opened):
     assert articles.count() == 0
     opened.locator(".map a").first.click()
     assert opened.url.endswith("#finding-1")
-    assert articles.count() == 2
+    playwright.expect(articles).to_have_count(2)  # the page hears of the new address later
 
 
 def test_a_link_leads_to_the_cause(opened):

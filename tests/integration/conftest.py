@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,15 +11,17 @@ import pytest
 from tests.warm import LAUNCHING, Command, Warm
 
 
-@pytest.fixture(autouse=True)
-def warm_passes(warm: Warm, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The passes of every check in this process run in children of the warmed interpreter.
+@pytest.fixture(scope="package", autouse=True)
+def warm_passes(warm: Warm) -> Iterator[None]:
+    """The passes of every check in this process run in children of the warmed interpreter, those of fixtures, too.
 
     A start of the product's own costs eight seconds; ``test_check_process.py`` and the command lines that are
     run as processes of their own test it.
     """
-    for module in LAUNCHING:
-        monkeypatch.setattr(f"{module}.ForkServer", warm.lend)
+    with pytest.MonkeyPatch.context() as patch:
+        for module in LAUNCHING:
+            patch.setattr(f"{module}.ForkServer", warm.lend)
+        yield
 
 
 @pytest.fixture

@@ -54,10 +54,10 @@ def plan(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def short_plan(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of one regime, for tests that do not come to its use."""
-    return _plan(tiny, tmp_path_factory.mktemp("short"), [200] * 4)
+    return _plan(tiny, tmp_path_factory.mktemp("short"), [200] * 4, depth="trace")
 
 
-def _plan(tiny: Path, directory: Path, of: list[int]) -> Path:
+def _plan(tiny: Path, directory: Path, of: list[int], *, depth: str = "joint") -> Path:
     """What the check plans for these lengths, with one unsafe setting added."""
     lengths = directory / "lengths.txt"
     lengths.write_text("".join(f"{length}\n" for length in of))
@@ -65,7 +65,7 @@ def _plan(tiny: Path, directory: Path, of: list[int]) -> Path:
         CheckOptions(
             model=str(tiny), data=str(lengths), packed=True, max_tokens_per_gpu=512, batch_size=4, shuffle_seed=42, dtype="float32",
             dynamic="auto", method="osft",
-            transform="trainer.preflight:as_method", verify=False,
+            transform="trainer.preflight:as_method", verify=False, depth=depth,
             torch_config={"torch._dynamo.config.specialize_float": True},
         )
     )  # fmt: skip

@@ -276,6 +276,17 @@ def test_one_break_in_both_passes_though_one_names_no_line() -> None:
     assert the(diagnose([hook], context)).where.line == 12
 
 
+def test_requiring_grad_of_a_tensor_of_the_forward_is_not_told_as_the_hooks_of_an_embedding() -> None:
+    line = frame(12, "probe.requires_grad_(True)")
+    hook = frame(1821, "args_result = hook(self, args)", "inner", f"{TORCH}/nn/modules/module.py")
+    first = []
+    for stack in ((line,), (hook, line)):
+        event = broken("GB0125", "Unsupported Tensor.requires_grad_() call", stack=stack)
+        first.append(the(diagnose([event], Context(blocks=BLOCKS))).remedies[0])
+    assert "between the compiled blocks" in first[0].summary and first[0].change is None
+    assert first[1].change == {"input_requires_grad": True}
+
+
 def test_hook_goes_before_disabled_function() -> None:
     stack = (
         frame(12, "x + s.p(x)"),

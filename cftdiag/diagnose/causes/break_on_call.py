@@ -14,6 +14,21 @@ from cftdiag.diagnose.engine.cause import BREAK, cause
 from cftdiag.events import Event
 from cftdiag.findings import Remedy
 
+_INPUT_REQUIRES_GRAD = Remedy(
+    summary="Make the first block's input require grad (model.enable_input_require_grads(), or x.requires_grad_() "
+    "after the embedding): what requires grad already is left alone, and the line is traced.",
+    change={"input_requires_grad": True},
+    applicability="safe",
+)
+_HOOK_ON_EMBEDDING = Remedy(
+    summary="Register the hook that does it on the embedding, which is not compiled, instead of on a module inside the block."
+)
+_BETWEEN_BLOCKS = Remedy(
+    summary="Where a tensor is detached on purpose to start a new graph: do that between the compiled blocks."
+)
+#: Of ``requires_grad_in_graph`` where no hook does it: the tensor is more often one that the forward has just made.
+BY_FORWARD = (_BETWEEN_BLOCKS, _INPUT_REQUIRES_GRAD)
+
 CAUSES = (
     cause(
         "logging_call",
@@ -97,20 +112,7 @@ CAUSES = (
         "requires_grad_in_graph",
         says="`{code}` changes requires_grad inside the compiled block; Dynamo does not trace that.",
         kinds=BREAK,
-        remedies=(
-            Remedy(
-                summary="Make the first block's input require grad (model.enable_input_require_grads(), or x.requires_grad_() "
-                "after the embedding): what requires grad already is left alone, and the line is traced.",
-                change={"input_requires_grad": True},
-                applicability="safe",
-            ),
-            Remedy(
-                summary="Register the hook that does it on the embedding, which is not compiled, instead of on a module inside the block."
-            ),
-            Remedy(
-                summary="Where a tensor is detached on purpose to start a new graph: do that between the compiled blocks."
-            ),
-        ),
+        remedies=(_INPUT_REQUIRES_GRAD, _HOOK_ON_EMBEDDING, _BETWEEN_BLOCKS),
     ),
     cause(
         "unsupported_call",

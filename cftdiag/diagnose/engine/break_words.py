@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cftdiag.details import BreakDetail
-from cftdiag.diagnose.causes import break_on_call, break_on_value
+from cftdiag.diagnose.causes import break_in_region, break_on_call, break_on_value
 from cftdiag.diagnose.engine import break_types, places, registry
 from cftdiag.events import Event, Frame
 from cftdiag.findings import Remedy
@@ -43,6 +43,8 @@ def own(event: Event, cause: str) -> tuple[str | None, tuple[Remedy, ...]]:
     """(sentence, remedies) of the break's own mechanism, which its cause does not have; in a region that cannot
     be split (a checkpoint, an autograd.Function) all remedies of what breaks there.
     """
+    if cause == "requires_grad_in_graph" and not break_in_region.in_hook(event):
+        return None, break_on_call.BY_FORWARD
     mechanism = break_types.of(event.broke.gb_type)
     remedies = mechanism.remedies if mechanism is not None else ()
     if mechanism is not None and mechanism.cause == cause:
@@ -56,7 +58,7 @@ def own(event: Event, cause: str) -> tuple[str | None, tuple[Remedy, ...]]:
 
 def enough(cause: str, own: tuple[Remedy, ...]) -> bool:
     """True when the mechanism's remedies stand for those of its cause, which know nothing of what was called."""
-    return cause == "unsupported_call" and bool(own)
+    return cause == "unsupported_call" and bool(own) or own == break_on_call.BY_FORWARD
 
 
 def facts(event: Event, cause: str, frame: Frame | None, feeds: list[Event]) -> dict[str, Any]:

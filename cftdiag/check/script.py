@@ -33,6 +33,7 @@ from cftdiag.rehearse import confine, trackers
 from cftdiag.rehearse.absent_packages import KERNELS, STAND_INS
 from cftdiag.rehearse.begin import writable
 from cftdiag.rehearse.settings import COLLECTIVES, FILES, VARIABLE, WORK, Outcome, Rehearsal
+from cftdiag.target.step_work import StepMemory
 from cftdiag.target.work import Launch, Work
 
 INJECT = Path(__file__).resolve().parents[1] / "rehearse" / "inject"
@@ -108,12 +109,13 @@ class RankEnd:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StepLaunches:
-    """What one optimizer step launched."""
+    """What one optimizer step launched, and held in memory."""
 
     step: int
     eager: Work
     """Outside compiled graphs."""
     compiled: Work
+    memory: StepMemory
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -186,7 +188,8 @@ def _work(path: Path) -> StepLaunches | None:
     except (OSError, ValueError):
         return None
     eager, compiled = (Work(tuple(Launch(**one) for one in data[name])) for name in ("eager", "compiled"))
-    return StepLaunches(step=data["step"], eager=eager, compiled=compiled)
+    memory = StepMemory(**data["memory"])
+    return StepLaunches(step=data["step"], eager=eager, compiled=compiled, memory=memory)
 
 
 def _of_compiling(run: Run, ends: Sequence[RankEnd]) -> Run:

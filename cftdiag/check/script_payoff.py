@@ -1,4 +1,6 @@
-"""What a training command gains by compiling: its last step rehearsed twice, as it is and eager. Torch-free."""
+"""What a training command gains by compiling and whether it fits: its last step rehearsed twice, as it is and eager.
+Torch-free.
+"""
 
 from __future__ import annotations
 
@@ -51,4 +53,12 @@ def payoff(rehearsed: Rehearsed, options: ScriptOptions, progress: Progress) -> 
         graphs=sum(e.counts_as_compile for e in events),
         compile_seconds=seconds,
         world_size=rehearsed.launch.world_size,
+        memory={"none": plain.work.memory, "script": counted.memory},
+        batches=_batches(rehearsed, counted.step),
     )
+
+
+def _batches(rehearsed: Rehearsed, step: int) -> list[tuple[int, int]]:
+    """(rows, length) of a step's batches on the first rank."""
+    own = (s for s in rehearsed.run.steps if (s.rank, s.step) == (rehearsed.first.rank, step))
+    return [(shape[0], shape[1]) for one in own for shape in one.shapes]

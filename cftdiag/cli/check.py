@@ -130,7 +130,8 @@ if TYPE_CHECKING:
 @click.option(
     "--fit",
     is_flag=True,
-    help="With --target: find the largest batch that fits the device under --compile-scope, for each of --lengths.",
+    help="With --target: find the largest batch that fits the device under --compile-scope, for each of --lengths; of a command, "
+    "whether its own batch fits.",
 )
 @click.option(
     "--compile-backend",
@@ -287,7 +288,10 @@ def check(
     known = gate_options.read(baseline, write_baseline)
     if command:
         check_script.refuse_others()
-        script = check_script.asked(command, options, steps=steps, ranks=ranks, weights=weights, keep=keep)
+        counts = fit or options["compile_scope"] == ALL_SCOPES
+        script = check_script.asked(
+            command, options, count=counts, steps=steps, ranks=ranks, weights=weights, keep=keep
+        )
     else:
         check_script.refuse_own()
     _refuse(options)
@@ -389,7 +393,7 @@ def _refuse(options: dict[str, Any]) -> None:
 def _refuse_without_gpu(
     flag: str, target: str | None, command: tuple[str, ...], config_path: str | None
 ) -> None:
-    if config_path is not None or command and flag != ALL:
+    if config_path is not None:
         raise click.UsageError(f"{flag} takes --model; a command or --config has its own scope")
     if target is None or target == "cpu":
         raise click.UsageError(

@@ -97,7 +97,7 @@ def options(function: Command) -> Command:
 def refuse_others() -> None:
     """Raise for an option that a command decides by itself."""
     for name, flag in _given():
-        if name == "compile_scope" and click.get_current_context().params[name] == "all":
+        if name == "fit" or name == "compile_scope" and click.get_current_context().params[name] == "all":
             continue  # what the script compiles, beside the same without
         if name not in SHARED | OWN:
             raise click.UsageError(f"{flag} is decided by the command behind --; change it there")
@@ -121,8 +121,8 @@ def _given() -> list[tuple[str, str]]:
     ]
 
 
-def asked(command: tuple[str, ...], options: Mapping[str, Any], **own: Any) -> ScriptOptions:
-    """The rehearsal that the command line asks for."""
+def asked(command: tuple[str, ...], options: Mapping[str, Any], *, count: bool, **own: Any) -> ScriptOptions:
+    """The rehearsal that the command line asks for; ``count`` for what the step gains and takes."""
     from cftdiag.check.script import ScriptOptions
 
     context = click.get_current_context()
@@ -132,7 +132,7 @@ def asked(command: tuple[str, ...], options: Mapping[str, Any], **own: Any) -> S
         command=command,
         world_size=options["world_size"] if given else None,
         torch_config=dict(options["torch_config"]),
-        count=options["compile_scope"] == "all",
+        count=count,
         **{name: options[name] for name in shared},
         **own,
     )

@@ -43,6 +43,9 @@ class Graph:
     device: torch.device | None = None
     #: Called with the graph and the values of its symbols ahead of each run, where somebody counts.
     on_run: ClassVar[Callable[[Graph, Environment], None] | None] = None
+    #: Called with the graph, the values of its symbols and its outputs when a run has ended and let go of its
+    #: arguments.
+    on_end: ClassVar[Callable[[Graph, Environment, list[Any]], None] | None] = None
     #: What a compiler made of it, where it keeps that.
     lowered: Any = None
 
@@ -76,6 +79,9 @@ class Graph:
             finally:
                 assumptions.current_node = outer
             args.clear()
+            got.clear()
+            if Graph.on_end is not None:
+                Graph.on_end(self, env, outputs)
             return outputs
 
     def number(self, traced: Any, env: Environment) -> Any:
@@ -201,10 +207,13 @@ class Graph:
 
 def _viewed(node: torch.fx.Node) -> torch.fx.Node:
     """The node whose memory this one shows: itself where it has memory of its own."""
-    while (
-        isinstance(node.target, OpOverload)
-        and node.target.is_view
-        and isinstance(node.args[0], torch.fx.Node)
-    ):
-        node = node.args[0]
-    return node
+    while True:
+        maker = node.args[0] if node.target is operator.getitem else node
+        if not (
+            isinstance(maker, torch.fx.Node) and isinstance(maker.target, OpOverload) and maker.target.is_view
+        ):
+            return node
+        base = maker.args[0]
+        if not isinstance(base, torch.fx.Node):
+            return node
+        node = base

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cftdiag.target.devices import Device
-from cftdiag.target.step_work import Measured, Part, SavedAt, WholeRegion
+from cftdiag.target.step_work import Measured, Part, SavedAt, StepMemory, WholeRegion
 from cftdiag.target.work import Launch, Rates, Seconds, Work, seconds, summary
 
 HIDDEN = "launches hidden"
@@ -368,6 +368,7 @@ def to_dict(
         "length": m.length,
         "ac": m.ac,
         "dtype": m.dtype,
+        "device_bytes": device.total_memory,
         "world_size": world_size,
         "assumptions": _assumptions(),
         "scopes": [
@@ -418,9 +419,11 @@ def of_script(
     graphs: int,
     compile_seconds: float,
     world_size: int,
+    memory: Mapping[str, StepMemory],
+    batches: Sequence[tuple[int, int]] = (),
 ) -> dict[str, Any]:
     """``payoff`` of a training command: its step without torch.compile, and as the command compiles it (``left`` is
-    what stays eager). Memory is not told: what a script keeps is not counted.
+    what stays eager). ``memory`` is by scope, ``none`` and ``script``; ``batches`` are the (rows, length) of the step.
     """
     kernels = len([one for one in compiled.launches if not one.product])
     times = {
@@ -444,8 +447,10 @@ def of_script(
         "length": None,
         "ac": "none",
         "dtype": None,
+        "device_bytes": device.total_memory,
         "world_size": world_size,
-        "assumptions": _assumptions(),
+        "batches": [list(batch) for batch in batches],
+        "assumptions": [*_assumptions(), *_MEMORY_OF_SCRIPT],
         "scopes": [
             {
                 "scope": scope,
@@ -459,9 +464,32 @@ def of_script(
             for scope, work, gain, count, paid, pays in rows
         ],
         "blocks": [],
-        "memory": {},
+        "memory": {
+            "eager": _step_memory_dict(memory["none"], device),
+            "compiled": _step_memory_dict(memory["script"], device),
+        },
+        "memory_by_scope": [
+            {"scope": scope, **_step_memory_dict(memory[scope], device)} for scope, *_ in rows
+        ],
         "refused": [],
     }
+
+
+def _step_memory_dict(found: StepMemory, device: Device) -> dict[str, Any]:
+    peak = found.total + CONTEXT_BYTES
+    return {
+        **dataclasses.asdict(found),
+        "peak": peak,
+        "fits": fits(peak, device),
+        "largest_batch": None,
+    }
+
+
+_MEMORY_OF_SCRIPT = (
+    "memory: what the tensors of the step held when they held most, and inside of graphs Inductor's plan of buffers; "
+    "saved is what the forward made, transient what the backward, the update and graphs made",
+    "the command decides its batch: how many more rows would fit is not told; change the batch there and check again",
+)
 
 
 def _seconds_dict(found: Seconds) -> dict[str, float]:

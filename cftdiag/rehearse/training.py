@@ -36,6 +36,7 @@ class _Training:
 
         from cftdiag import fastforward
         from cftdiag.monitor import injected
+        from cftdiag.payoff.allocations import Allocations
         from cftdiag.rehearse import (
             absent_kernels,
             absent_packages,
@@ -53,6 +54,7 @@ class _Training:
         )
         from cftdiag.rehearse.step_work import StepWork
         from cftdiag.target import devices, sdpa
+        from cftdiag.torch_private import rehearsal
 
         self.settings = settings
         # held: a generator's context that nobody holds is left at once
@@ -95,7 +97,10 @@ class _Training:
             if settings.eager:
                 torch.compiler.set_stance("force_eager")
             if settings.count:
-                self.work = StepWork(lambda: self.monitor.steps)
+                self.work = StepWork(lambda: self.monitor.steps, Allocations(self.monitor.models))
+                fastforward.Graph.on_end = self.work.graph_ran
+                if self.alias is not None:
+                    rehearsal.update_as_on_gpu()
                 if settings.eager and settings.device is not None:
                     spec = devices.device(settings.device)
                     if spec is not None:
@@ -108,7 +113,7 @@ class _Training:
     def _graph_ran(self, graph: Any, env: Any) -> None:
         self.counter.graph_ran(graph, env)
         if self.work is not None:
-            self.work.graph_ran(graph)
+            self.work.graph_runs(graph)
 
     def outcome(self, fault: Fault | None) -> Outcome:
         from cftdiag import fastforward

@@ -30,6 +30,8 @@ def show(console: Console, data: Mapping[str, Any]) -> None:
         print_prose(console, sentence, indent=2)
 
 
+#: What memory is told by.
+PARTS = ("parameters", "gradients", "optimizer", "gathered", "saved", "loss", "transient", "other")
 #: Rows beyond which nobody looks for more.
 MOST_ROWS = 1 << 14
 #: Columns of :func:`scope_rows`.
@@ -160,15 +162,21 @@ def _products(found: Mapping[str, Any]) -> str:
 
 
 def _memory(taken: Mapping[str, Any], found: Mapping[str, Any]) -> str:
-    parts = ", ".join(
-        f"{name} {bytes_(taken[name])}"
-        for name in ("parameters", "gradients", "optimizer", "gathered", "saved", "loss")
-        if taken[name]
-    )
+    parts = ", ".join(f"{name} {bytes_(taken[name])}" for name in PARTS if taken.get(name))
     largest = taken["largest_batch"]
     up_to = "" if largest is None else f", up to {largest} x {found['length']}"
-    fits = "fits" if taken["fits"] else "does not fit"
-    return f"peak {bytes_(taken['peak'])} a rank ({parts}): {fits}{up_to}"
+    # a report that was saved by an earlier release has no device's memory
+    room = "" if found.get("device_bytes") is None else f" {bytes_(found['device_bytes'])}"
+    fits = "yes" if taken["fits"] else "no"
+    return f"peak {bytes_(taken['peak'])} a rank ({parts}): fits{room}: {fits}{_at(found)}{up_to}"
+
+
+def _at(found: Mapping[str, Any]) -> str:
+    """`` at 4 x 2048``: of several batches the largest."""
+    if found["length"] is not None:
+        return f" at {found['batch_size']} x {found['length']}"
+    rows, length = max(found.get("batches") or [(0, 0)], key=lambda at: at[0] * at[1])
+    return f" at {rows} x {length}" if rows else ""
 
 
 def bytes_(count: float) -> str:

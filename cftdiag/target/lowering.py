@@ -22,6 +22,7 @@ from cftdiag.target.devices import device
 from cftdiag.target.errors import TargetUnavailable
 from cftdiag.target.retarget import CpuGraph, to_cuda
 from cftdiag.torch_private.inductor import compile_fx, compile_fx_inner
+from cftdiag.torch_private.tracing import DisableTorchFunction
 
 Backend = Callable[[torch.fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
@@ -89,7 +90,9 @@ def backend(
 
     def inner(gm: torch.fx.GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:
         graph = graph_type(copied(gm), "bwd" if kwargs.get("is_backward") else "fwd")
-        with lowering():
+        # A backward is lowered from autograd, under the function modes of whoever called it: one that maps devices
+        # would put what Inductor makes for the target on the CPU.
+        with lowering(), DisableTorchFunction():
             compile_fx_inner(gm, inputs, **kwargs)
         graph.lowered = latest.pop() if latest else None
         return boxed(graph)

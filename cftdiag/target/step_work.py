@@ -51,6 +51,32 @@ class WholeRegion:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class StepMemory:
+    """Bytes that one rank holds when a step holds most, by what they are held for."""
+
+    parameters: int
+    """This rank's share, buffers too."""
+    gradients: int
+    optimizer: int
+    gathered: int
+    """Parameters that were gathered from other ranks, and what is on its way to them."""
+    saved: int
+    """Made in the forward and still held."""
+    transient: int
+    """Made in the backward or the update and no gradient, and what a compiled graph needs while it runs."""
+    other: int
+    """Held from step to step and none of these: caches, averages of weights, data."""
+    kept_for_backward: int
+    """Made in the forward and held when the backward began."""
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        held = self.parameters + self.gradients + self.optimizer + self.gathered
+        return held + self.saved + self.transient + self.other
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Measured:
     """All that is known before times are estimated."""
 

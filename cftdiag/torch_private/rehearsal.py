@@ -49,6 +49,13 @@ _ENGINE = Name(
     needed=False,
 )
 
+_FOREACH = Name(
+    "torch.optim.optimizer:_get_foreach_kernels_supported_devices",
+    "rehearsal",
+    "an optimizer is counted as the loop over parameters that it is on a CPU",
+    needed=False,
+)
+
 _BACKENDS = Name("torch._dynamo.backends.registry:_COMPILER_FNS", "rehearsal", _LOST)
 _LOOKUP = Name("torch._dynamo.backends.registry:lookup_backend", "rehearsal", _LOST)
 
@@ -73,6 +80,7 @@ NAMES = (
     _MODES,
     _MODE_STACK,
     _ENGINE,
+    _FOREACH,
     Name("torch:_C.Generator", "rehearsal", _LOST),
     Name("torch.utils._device:DeviceContext", "rehearsal", _LOST),
 )
@@ -116,6 +124,13 @@ def around_backward(context: Callable[[], AbstractContextManager[Any]]) -> None:
                 return real(*args, **kwargs)
 
         _replace(_ENGINE, run)
+
+
+def update_as_on_gpu() -> None:
+    """Let optimizers that are not told otherwise update all parameters at once (``foreach``), as they do on a GPU."""
+    if _FOREACH.check() is None:
+        real = _FOREACH.get()
+        _replace(_FOREACH, lambda: [*real(), "cpu"])
 
 
 def map_graph_arguments(mapped: Callable[[Any, Any, Any], tuple[Any, Any, Any]]) -> None:

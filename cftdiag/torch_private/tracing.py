@@ -31,6 +31,7 @@ NAMES = (
     Name("torch.utils._pytree:tree_leaves", "trace", _LOST),
     Name("torch.utils._pytree:tree_map", "trace", _LOST),
     Name("torch.utils._pytree:tree_map_only", "trace", _LOST),
+    Name("torch:_C.DisableTorchFunction", "trace", _LOST),
     Name("torch:_ops.OpOverload", "trace", _LOST),
     Name("torch:_ops.HigherOrderOperator", "trace", _LOST),
     Name("torch:ops.aten._local_scalar_dense", "trace", _LOST, alias="local_scalar_dense"),

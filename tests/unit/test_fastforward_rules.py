@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from cftdiag.fastforward import (
     ASSUMED,
@@ -9,6 +10,7 @@ from cftdiag.fastforward import (
     REAL,
     ROUTING_POLICIES,
     SKIPPED,
+    Graph,
     SkipMode,
     backend_for,
     mark,
@@ -125,3 +127,17 @@ def test_a_flag_that_travels_with_a_skipped_loss_is_still_that_flag():
         assert (stop, count) == (0.0, 3.0) and loss > 0
         assert status(torch.stack([skipped(), skipped()])) == SKIPPED
         assert status(torch.cat([skipped(512, 512), torch.zeros(1, 512)])) == SKIPPED
+
+
+def test_parts_of_one_product_are_in_one_memory():
+    """q, k and v of a fused projection, kept for backward: three views of what the product returned."""
+
+    def project(x, weight):
+        return [part.transpose(1, 2) for part in (x @ weight).view(2, 8, 12).chunk(3, -1)]
+
+    given = torch.empty(16, 4), torch.empty(4, 12)
+    graph = Graph(make_fx(project, tracing_mode="fake")(*given), "fwd")
+    outputs = graph.run([mark(tensor, SKIPPED) for tensor in given])
+    assert [out.shape for out in outputs] == [(2, 4, 8)] * 3
+    [storage] = {out.untyped_storage()._cdata: out.untyped_storage() for out in outputs}.values()
+    assert storage.nbytes() == 16 * 12 * 4 and outputs[2].storage_offset() == 8

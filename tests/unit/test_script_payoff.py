@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
-from cftdiag.payoff.estimate import HIDDEN, SEEN, of_script
+from cftdiag.payoff.allocations import Allocations
+from cftdiag.payoff.estimate import CONTEXT_BYTES, HIDDEN, SEEN, of_script
 from cftdiag.rehearse.step_work import StepWork
 from cftdiag.report import html, markdown
 from cftdiag.report import payoff as section
 from cftdiag.report.console import console_for
 from cftdiag.target.devices import DEVICES
+from cftdiag.target.step_work import StepMemory
 from cftdiag.target.work import Launch, Work
 from tests.unit import check_samples
 
@@ -25,27 +31,40 @@ GB = 10**9
 PRODUCT = Launch(name="aten.mm", bytes=GB, flops=2 * 10**12, product=True)
 
 
+@pytest.fixture
+def allocations() -> Iterator[Allocations]:
+    made = Allocations(lambda: [])
+    yield made
+    made.close()
+
+
 def graph(dtype: torch.dtype, *, known: bool = True) -> Any:
     """A graph that ran, with the code that was generated for it."""
     kernel = SimpleNamespace(name="triton_mul", bytes=8, flops=1, category="pointwise")
     call = SimpleNamespace(op="aten.mm", bytes=16, flops=32)
-    lowered = SimpleNamespace(kernels=(kernel,), externs=(call,)) if known else None
-    return SimpleNamespace(lowered=lowered, val={"x": torch.empty(2, dtype=dtype), "n": 3})
+    lowered = SimpleNamespace(kernels=(kernel,), externs=(call,), peak_bytes=10**9) if known else None
+    return SimpleNamespace(
+        lowered=lowered,
+        val={"x": torch.empty(2, dtype=dtype), "n": 3},
+        plan=SimpleNamespace(placeholders=["x"]),
+    )
 
 
 def add(work: StepWork, value: torch.Tensor) -> None:
     work.operator_ran(torch.ops.aten.add.Tensor, (value, value), {}, torch.empty_like(value))
 
 
-def test_the_last_whole_step_is_kept_by_what_ran_eager_and_compiled(tmp_path: Path) -> None:
+def test_the_last_whole_step_is_kept_by_what_ran_eager_and_compiled(
+    tmp_path: Path, allocations: Allocations
+) -> None:
     ended = [0]
-    work, path = StepWork(lambda: ended[0]), tmp_path / "work.json"
+    work, path = StepWork(lambda: ended[0], allocations), tmp_path / "work.json"
     value = torch.empty(4)
     for step in (1, 2, 3):
         for _ in range(step):
             add(work, value)
         work.operator_ran(torch.ops.aten.view.default, (value, [2, 2]), {}, value.view(2, 2))
-        work.graph_ran(graph(torch.bfloat16))
+        work.graph_runs(graph(torch.bfloat16))
         ended[0] = step
     add(work, value)  # of the step that nobody finished
     work.write(path)
@@ -60,11 +79,13 @@ def test_the_last_whole_step_is_kept_by_what_ran_eager_and_compiled(tmp_path: Pa
 
 
 @pytest.mark.parametrize("steps", [1, 2])
-def test_a_first_step_and_code_that_is_not_known_are_not_told(tmp_path: Path, steps: int) -> None:
+def test_a_first_step_and_code_that_is_not_known_are_not_told(
+    tmp_path: Path, allocations: Allocations, steps: int
+) -> None:
     ended = [0]
-    work, path = StepWork(lambda: ended[0]), tmp_path / "work.json"
+    work, path = StepWork(lambda: ended[0], allocations), tmp_path / "work.json"
     for step in range(1, steps + 1):
-        work.graph_ran(graph(torch.float32, known=step == 1))
+        work.graph_runs(graph(torch.float32, known=step == 1))
         ended[0] = step
     work.write(path)
     assert not path.exists()
@@ -74,7 +95,14 @@ def test_what_stays_eager_counts_on_both_sides() -> None:
     rest = Work((PRODUCT, Launch(name="aten.mul", bytes=GB, count=5)))
     inside = Work((Launch(name="aten.add", bytes=GB, count=20),))
     fused = Work((Launch(name="triton", bytes=GB, count=2),))
-    data = of_script(rest + inside, rest, fused, H200, "h200", graphs=1, compile_seconds=10.0, world_size=8)
+    held = StepMemory(
+        parameters=GB, gradients=GB, optimizer=2 * GB, gathered=GB, saved=4 * GB, transient=GB, other=0, kept_for_backward=5 * GB,
+    )  # fmt: skip
+    memory = {"none": dataclasses.replace(held, saved=200 * GB), "script": held}
+    data = of_script(
+        rest + inside, rest, fused, H200, "h200", graphs=1, compile_seconds=10.0, world_size=8, memory=memory,
+        batches=[(2, 512), (4, 512)],
+    )  # fmt: skip
     none, script = data["scopes"]
     assert (none["kernels"], script["kernels"], script["graphs"]) == (26, 8, 1)
     assert script["compile_seconds"] == pytest.approx(10.7)
@@ -86,5 +114,27 @@ def test_what_stays_eager_counts_on_both_sides() -> None:
     out = io.StringIO()
     section.show(console_for(out, 200), {"payoff": data})
     assert "Gain on NVIDIA H200: the last step of the command, 8 ranks (estimated)" in out.getvalue()
+    text = " ".join(out.getvalue().split())
+    assert data["memory"]["compiled"]["peak"] == 10 * GB + CONTEXT_BYTES
+    assert "saved 4.0 GB, transient 1.0 GB): fits 150.1 GB: yes at 4 x 512" in text
+    assert "saved 200.0 GB, transient 1.0 GB): fits 150.1 GB: no at 4 x 512" in text
+    assert "the command decides its batch" in text
     check = check_samples.viable() | {"payoff": data}
     assert "the last step of the command" in html.render(check) and "script" in markdown.render(check)
+
+
+def test_what_a_graph_needs_inside_grows_with_its_symbolic_inputs(allocations: Allocations) -> None:
+    work = StepWork(lambda: 0, allocations)
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    rows = mode.from_tensor(
+        torch.empty(16, 10),
+        symbolic_context=StatelessSymbolicContext([DimDynamic.DYNAMIC] + [DimDynamic.STATIC]),
+    )
+    symbol = rows.shape[0].node.expr
+    ran = SimpleNamespace(
+        lowered=SimpleNamespace(peak_bytes=1000 + 40 * 16 + 200), val={"x": rows, "w": torch.empty(5, 10)},
+        plan=SimpleNamespace(placeholders=["x", "w"]),
+        number=lambda size, env: env[size.node.expr] if isinstance(size, torch.SymInt) else size,
+    )  # fmt: skip
+    assert work._inside.bytes(ran, {symbol: 16}) == 1000
+    assert work._inside.bytes(ran, {symbol: 32}) == 2000

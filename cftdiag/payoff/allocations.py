@@ -47,7 +47,8 @@ class Allocations:
         self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._storages: dict[int, _Storage] = {}
         self._held: collections.Counter[str] = collections.Counter()
-        self._now = self._born = 0
+        self._now = self._born = self._peak = self._peak_born = self._peak_inside = self._kept = 0
+        self._at_peak: collections.Counter[str] = collections.Counter()
         self._in_backward = self._updating = False
         self._before = 0, 0, self._held.copy()
         self._begin()

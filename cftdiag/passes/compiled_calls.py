@@ -58,6 +58,7 @@ class Watch:
         self._hooks: dict[str, tuple[torch.nn.Module, set[tuple[str, str, int]]]] = {}
         self._modules: dict[str, torch.nn.Module] = {}
         self._silent: dict[str, PassedBy] = {}
+        self._step = 1
         self._undo: list[Callable[[], None]] = []
 
     def instrument(self, module: torch.nn.Module, fqn: str, recorder: Recorder) -> None:
@@ -101,7 +102,7 @@ class Watch:
         if self._silent.pop(fqn, None) is not None:
             del module.__dict__["forward"]  # Dynamo is about to read it
         if fqn not in self._hooks:
-            self._hooks[fqn] = (module, _hooks(module))
+            self._first_call(fqn, module)
         for mark, wanted in self.marks.items():
             _mark(mark, module, args, kwargs, wanted)
         self._on_call(fqn, args, kwargs)
@@ -178,28 +179,58 @@ class Watch:
         return noted
 
     def look_for_late_hooks(self, step: int) -> None:
-        """Note hooks that were put on a compiled module's insides after its first compiled call."""
-        if not getattr(dynamo.config, "skip_nnmodule_hook_guards", True):
-            return  # then hooks are guarded, and a late one recompiles
-        for fqn, (module, known) in self._hooks.items():
-            for path, attribute, hook_id in sorted(_hooks(module) - known):
-                known.add((path, attribute, hook_id))
-                owner = module.get_submodule(path)
-                hook = getattr(owner, attribute).get(hook_id)
-                code = getattr(hook, "__code__", None)
-                file, line = getattr(code, "co_filename", None), getattr(code, "co_firstlineno", None)
-                name = getattr(hook, "__name__", type(hook).__name__)
-                self.late_hooks.append(
-                    LateHook(
-                        block=fqn,
-                        module=f"{fqn}.{path}" if path else fqn,
-                        hook=f"{os.path.basename(file or '?')}:{line} {name}",
-                        kind=HOOKS[attribute],
-                        step=step,
-                        file=file,
-                        line=line,
-                    )
-                )
+        """Note hooks that were put on a compiled module's insides after its first compiled call; ``step`` is the one that
+        begins.
+        """
+        self._step = step
+        if not _hooks_are_guarded():
+            for fqn, (module, known) in self._hooks.items():
+                for hook in sorted(_hooks(module) - known):
+                    known.add(hook)
+                    self._note_hook(fqn, module, hook)
+
+    def _first_call(self, fqn: str, module: torch.nn.Module) -> None:
+        """Note hooks that an earlier block of the class has not: its code serves this block, too, as torch guards no
+        empty tables of hooks.
+        """
+        mine = _hooks(module)
+        if mine and not _hooks_are_guarded():
+            earlier = [
+                (name, {hook[:2] for hook in known})
+                for name, (other, known) in self._hooks.items()
+                if type(other) is type(module)
+            ]
+            for hook in sorted(mine):
+                without = next((name for name, tables in earlier if hook[:2] not in tables), None)
+                if without is not None:
+                    self._note_hook(fqn, module, hook, without)
+        self._hooks[fqn] = (module, mine)
+
+    def _note_hook(
+        self, fqn: str, module: torch.nn.Module, hook: tuple[str, str, int], without: str | None = None
+    ) -> None:
+        path, attribute, hook_id = hook
+        function = getattr(module.get_submodule(path), attribute).get(hook_id)
+        code = getattr(function, "__code__", None)
+        file, line = getattr(code, "co_filename", None), getattr(code, "co_firstlineno", None)
+        name = getattr(function, "__name__", type(function).__name__)
+        self.late_hooks.append(
+            LateHook(
+                block=fqn,
+                module=f"{fqn}.{path}" if path else fqn,
+                hook=f"{os.path.basename(file or '?')}:{line} {name}",
+                kind=HOOKS[attribute],
+                step=self._step,
+                file=file,
+                line=line,
+                without=without,
+            )
+        )
+
+
+def _hooks_are_guarded() -> bool:
+    """True where a table of hooks that was empty is guarded, too: then a new hook recompiles."""
+    return not getattr(dynamo.config, "skip_nnmodule_hook_guards", True)
 
 
 @contextlib.contextmanager

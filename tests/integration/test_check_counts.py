@@ -6,6 +6,7 @@ The programs lie in ``tests/cases/truth``; their true counts were taken from tor
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -52,3 +53,64 @@ def test_a_frame_that_gave_the_backend_nothing_is_no_compile() -> None:
 def test_a_graph_that_only_returns_a_size_is_a_compile() -> None:
     report = check("size_behind_break", fast_forward="never")
     assert [c["step"] for c in report.compiles] == [1, 2, 2]
+
+
+HOOKED = """
+import torch
+from torch import nn
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return x + self.linear(x)
+
+
+class Model(nn.Module):
+    def __init__(self, hooked):
+        super().__init__()
+        self.layers = nn.ModuleList(Block() for _ in range(3))
+        self.calls = [0] * 3
+        for i in hooked:
+            self.layers[i].linear.register_forward_hook(self.counting(i))
+
+    def counting(self, i):
+        def hook(module, args, output):
+            module.calls = i
+
+        return hook
+
+    def forward(self, x):
+        x = x.requires_grad_()
+        for block in self.layers:
+            x = block(x)
+        return x
+
+
+def build():
+    return Model(HOOKED), [{"x": torch.ones(2, 8)} for _ in range(2)]
+"""
+
+
+@pytest.mark.parametrize("hooked", [(2,), (0,), (0, 1, 2), (0, 2)])
+def test_hooks_that_another_blocks_code_ignores_are_told(
+    fresh_dynamo: None, tmp_path: Path, hooked: tuple[int, ...]
+) -> None:
+    source = HOOKED.replace("HOOKED)", f"{hooked})")
+    (tmp_path / "program.py").write_text(source)
+    names: dict[str, Any] = {}
+    exec(source, names)
+    model, batches = names["build"]()
+    for block in model.layers:
+        block.compile(backend="eager", dynamic=False)
+    for batch in batches:
+        model(**batch).sum().backward()
+    ignored = [i for i in hooked if not hasattr(model.layers[i].linear, "calls")]
+    report = run_check(
+        CheckOptions(model=f"{tmp_path / 'program.py'}:build", verify=False, depth="trace", dynamic="false")
+    )
+    found = [f.blocks for f in report.findings if f.cause == "late_hook_ignored"]
+    assert found == ([tuple(f"layers.{i}" for i in ignored)] if ignored else [])

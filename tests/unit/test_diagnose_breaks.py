@@ -587,6 +587,26 @@ def test_a_late_hook_is_in_code_that_was_compiled_from_nothing_afterwards(again:
     assert ("late_hook_ignored" in {f.cause for f in found}) is (again != "anew")
 
 
+@pytest.mark.parametrize(("step", "ignored"), [(None, True), (1, False), (2, True)])
+def test_a_hook_on_one_block_is_ignored_where_another_blocks_code_serves_it(
+    step: int | None, ignored: bool
+) -> None:
+    """Code that the block was given at its first call has the hook, though it came of a missed entry."""
+    hook = LateHook(block="layers.1", module="layers.1.p", hook="a.py:3 f", step=1, without="layers.0")
+    events = [
+        Event(kind="recompile", time=0.9, step=step, compile_id="0/1", block="layers.1"),
+        Event(
+            kind="compile", time=1.0, step=step, compile_id="0/1", block="layers.1", region="forward",
+            detail=detail_of("compile", {"status": "ok"}),
+        ),
+    ] if step else []  # fmt: skip
+    found = diagnose(events, Context(blocks=BLOCKS, probes=Probes(late_hooks=(hook,))))
+    told = [f for f in found if f.cause == "late_hook_ignored"]
+    assert bool(told) is ignored
+    if told:
+        assert "is not on `layers.0`, which was compiled before" in told[0].explanation
+
+
 def test_second_break_of_a_resumed_line_is_not_a_finding_of_its_own() -> None:
     first = broken(
         "GB0208",

@@ -82,7 +82,7 @@ CAUSES = (
     ),
     cause(
         "late_hook_ignored",
-        says="Hook {hook} on `{module}` was registered at step {step}, after the block was compiled; the compiled code ignores it.",
+        says="Hook {hook} on `{module}` {when}; the compiled code ignores it.",
         kinds=("error",),
         remedies=(
             Remedy(
@@ -90,7 +90,10 @@ CAUSES = (
                 change={"torch._dynamo.config.skip_nnmodule_hook_guards": False},
                 applicability="safe",
             ),
-            Remedy(summary="Register the hook before the first compiled call."),
+            Remedy(
+                summary="Register the hook before the first compiled call, on every block that shares the code; one that has "
+                "nothing to do there returns None."
+            ),
             Remedy(summary="Call torch._dynamo.reset() after registering it."),
         ),
     ),

@@ -14,6 +14,7 @@ from cftdiag.diagnose.causes.performance import MANY_BLOCKS
 from cftdiag.diagnose.engine import places
 from cftdiag.diagnose.engine.context import Context
 from cftdiag.diagnose.engine.draft import Draft, Drafts, region
+from cftdiag.diagnose.engine.probes import LateHook
 from cftdiag.diagnose.wrong_code import ADVISORIES
 from cftdiag.error_text import remedies, shorten
 from cftdiag.events import RESUME, Event
@@ -212,26 +213,32 @@ def _other_thread(event: Event, context: Context, drafts: Drafts) -> None:
         draft.note(f"limit {seen} hit{where}; the main thread has {main}")
 
 
-def _compiled_anew(events: Sequence[Event], block: str, step: int) -> bool:
-    """True when the block was compiled from nothing at that step or later, as after ``torch._dynamo.reset()``: no
-    earlier entry was there to miss.
+def _has_hook(events: Sequence[Event], hook: LateHook) -> bool:
+    """True when the block's code was made with the hook: compiled from nothing at that step or later, as after
+    ``torch._dynamo.reset()``, with no earlier entry to miss; or at its very first call.
     """
     missed = {(e.compile_id, e.step) for e in events if e.kind == "recompile"}
     return any(
         e.kind == "compile"
-        and e.block == block
-        and e.step >= step
+        and e.block == hook.block
+        and e.step >= hook.step
         and e.region == "forward"
         and e.compiled.status == "ok"
-        and (e.compile_id, e.step) not in missed
+        and ((e.compile_id, e.step) not in missed or (hook.without is not None and e.step == hook.step))
         for e in events
     )
 
 
+def _when(hook: LateHook) -> str:
+    if hook.without is None:
+        return f"was registered at step {hook.step}, after the block was compiled"
+    return f"is not on `{hook.without}`, which was compiled before and whose code serves this block, too"
+
+
 def _hooks(events: Sequence[Event], context: Context, drafts: Drafts) -> None:
     for hook in context.probes.late_hooks:
-        if _compiled_anew(events, hook.block, hook.step):
-            continue  # that code has the hook
+        if _has_hook(events, hook):
+            continue
         draft, new = drafts.get("error", "late_hook_ignored", "error", hook.hook, hook.kind)
         draft.blocks += [b for b in [hook.block] if b not in draft.blocks]
         draft.steps.append(hook.step)
@@ -241,7 +248,7 @@ def _hooks(events: Sequence[Event], context: Context, drafts: Drafts) -> None:
             draft.where = Where(
                 file=hook.file, line=hook.line, function=hook.hook and hook.hook.rpartition(" ")[2]
             )
-            draft.facts = {"hook": hook.hook, "module": hook.module, "step": hook.step}
+            draft.facts = {"hook": hook.hook, "module": hook.module, "when": _when(hook)}
     never = context.probes.never_run
     if never and not drafts.of("error"):
         draft, _ = drafts.get("error", "compiled_region_not_reached", "error")

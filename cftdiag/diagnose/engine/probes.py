@@ -15,15 +15,20 @@ from cftdiag.frames import Frame
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class LateHook:
-    """A hook put on a module inside a compiled block after the block's first compiled call, which ignores it."""
+    """A hook on a module inside a compiled block that code compiled without it ignores: put there after the block's
+    first compiled call, or on this block and not on one of its class that was compiled before.
+    """
 
     block: str
     module: str
     hook: str
     kind: str = "forward"
     step: int = 0
+    """The step at which it was first there for a compiled call."""
     file: str | None = None
     line: int | None = None
+    without: str | None = None
+    """The block of its class that was called before and has no such hook; None for a hook that came late."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

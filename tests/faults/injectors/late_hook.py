@@ -16,22 +16,25 @@ def fault(random: Random) -> Fault:
         )
     )
     name = random.choice(("probe", "capture", "activations"))
-    hook = f"""
-        def {name}({arguments}):
-            module.{name}_of = {value}
 
-        if i == MOMENT:
-            for block in {watched}:
-                {part}.{register}({name})
-    """
+    def hook(watched: str, moment: int) -> str:
+        return f"""
+            def {name}({arguments}):
+                module.{name}_of = {value}
+
+            if i == {moment}:
+                for block in {watched}:
+                    {part}.{register}({name})
+        """
+
     return Fault(
         kind="error",
         cause="late_hook_ignored",
         log=r"compiled, \d+ eager",
-        before_step=hook.replace("MOMENT", str(moment)),
+        before_step=hook(watched, moment),
         watch=f"return sum(hasattr(module, '{name}_of') for module in model.modules())",
         lines="block",
         alone=True,
         advice=r"before|guard|reset",
-        mended={"before_step": hook.replace("MOMENT", "0")},
+        mended={"before_step": hook("blocks", 0)},
     )

@@ -115,7 +115,7 @@ FACTS = """
 issue pattern fixed versions
 why skipped_class
 argument attribute name holder dim expected actual guard added multiple limit more dynamic_source
-state code line branch function callee callee_name reason
+when state code line branch function callee callee_name reason
 logging_function reordered_function printer said hint inner applied subclass
 type message operator own_wrapper limit_note main_limit hook module step blocks eager compiled rel config rank code_name others count
 ops seconds block counts cache

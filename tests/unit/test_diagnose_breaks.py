@@ -211,6 +211,17 @@ def test_break(event: Event, expected: str) -> None:
     assert found.blocks == ("layers.*",)
 
 
+@pytest.mark.parametrize(("graphs", "severity"), [(0, "error"), (2, "warning")])
+def test_a_break_that_leaves_a_block_no_graph_is_an_error_though_fullgraph_captures_it(
+    graphs: int, severity: str
+) -> None:
+    names = [b.fqn for b in BLOCKS]
+    context = Context(
+        blocks=BLOCKS, graphs=dict.fromkeys(names, graphs), fullgraph=dict.fromkeys(names, True)
+    )
+    assert the(diagnose([broken("GB0124", ITEM, in_checkpoint=True)], context)).severity == severity
+
+
 OUT = "Attempted to call op with non-contiguous `out=` tensor"
 
 

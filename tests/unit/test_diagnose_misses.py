@@ -857,6 +857,14 @@ def test_recompiles_of_a_helper_compiled_after_a_break_are_its_evidence() -> Non
     made = dataclasses.replace(compiled("1/0"), code=helper)
     both = diagnose([compiled(), broken, made, setting], Context(blocks=BLOCKS))
     assert {f.cause for f in both} == {"generic_break", "module_str_attr"}
+    grown = missed(
+        "tensor 'self._parameters['a']' size mismatch at index 0. expected 3, actual 9",
+        entry="1/0",
+        step=3,
+        code=helper,
+    )
+    both = diagnose([compiled(), broken, made, grown], Context(blocks=BLOCKS))
+    assert {f.cause for f in both} == {"generic_break", "parameter_shape"}
     # of a frame that torch does not name nobody knows that it is a helper's
     nameless = dataclasses.replace(missed("s.step == 0", actual="1", step=1), code=None)
     both = diagnose([compiled(), broken, nameless], Context(blocks=BLOCKS))

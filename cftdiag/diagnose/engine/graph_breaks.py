@@ -79,7 +79,8 @@ def _draft(event: Event, same: list[Event], feeds: list[Event], context: Context
     ):
         cause = "tensor.item"
     frame = break_words.site(event, cause)
-    severity = "error" if context.wrap or same or feeds or not _captured(event, cause, context) else "warning"
+    harmless = _captured(event, cause, context) and not _left_nothing(event, context)
+    severity = "error" if context.wrap or same or feeds or not harmless else "warning"
     by_torch = _around_an_optimizer(event)
     if by_torch:
         severity = "info"
@@ -151,6 +152,12 @@ def _captured(event: Event, cause: str, context: Context) -> bool:
     if any(known):
         return True
     return registry.CAUSES[cause].captured_by_fullgraph
+
+
+def _left_nothing(event: Event, context: Context) -> bool:
+    """True when a block of the break came to no graph at all as it is compiled now: all of it runs eager."""
+    graphs = context.graphs or {}
+    return any(graphs.get(fqn) == 0 for fqn in sharing(event, context))
 
 
 def _same_site(one: Event, other: Event) -> bool:

@@ -71,7 +71,7 @@ def _set_later(miss: Miss) -> bool:
     if miss.guard.kind in ("identity", "type") and not miss.guard.path:
         return False  # the block itself, or a function: who enters a helper frame
     settings = ("value", "none", "attribute", "length", "keys", "contains", "identity", "type")
-    tensors = ("dtype", "device", "rank", "stride", "requires_grad", "tensor_type")
+    tensors = ("dtype", "device", "rank", "size", "stride", "requires_grad", "tensor_type")
     return (
         (miss.on_module() or miss.guard.root == "G")
         and miss.guard.kind in (*settings, *tensors)

@@ -17,6 +17,7 @@ def fault(random: Random) -> Fault:
             x = x * (1.0 + 0.001 * level)
         """,
         alone=True,
+        also=(("perf", "graph_runs_eager"),),  # a block that is one checkpoint has no graph left
         styles=("block", "helper", "mixin", "library"),
         advice=r"remove|tensor|outside|inside",
         mended={"body": "x = x * (1.0 + 0.001 * x.detach().abs().mean())"},

@@ -18,6 +18,7 @@ from cftdiag.fastforward.provenance import ASSUMED, REAL, SKIPPED, is_float, mar
 from cftdiag.fastforward.steering import Plan
 from cftdiag.fastforward.symbols import SYMBOLIC, Binder, Environment, Values, exprs_of
 from cftdiag.torch_private.tracing import (
+    DisableTorchFunction,
     HigherOrderOperator,
     OpOverload,
     disable_current_modes,
@@ -61,7 +62,7 @@ class Graph:
 
     def run(self, args: list[Any]) -> list[Any]:
         """One run of the graph; ``args`` is emptied."""
-        with disable_current_modes(), torch.no_grad():
+        with disable_current_modes(), DisableTorchFunction(), torch.no_grad():
             STATS["calls"] += 1
             levels = tuple(status(a) if isinstance(a, torch.Tensor) else REAL for a in args)
             env = self._bind(args)

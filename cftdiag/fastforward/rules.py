@@ -75,6 +75,10 @@ _Rule = Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]
 SPECIAL: dict[Any, _Rule] = {}
 
 
+#: Types of arguments that hold no tensor.
+_LEAVES = frozenset({type(None), bool, int, float, str, torch.dtype, torch.device, torch.layout})
+
+
 class Spec(NamedTuple):
     """Metadata of one output."""
 
@@ -100,7 +104,18 @@ def rule(*ops: Any) -> Callable[[_Rule], _Rule]:
 
 def tensors(tree: Any) -> list[torch.Tensor]:
     """All tensors in a nested structure."""
-    return [x for x in tree_leaves(tree) if isinstance(x, torch.Tensor)]
+    # asked several times for each operator of a step: arguments are mostly plain, and need no general walk
+    found: list[torch.Tensor] = []
+    for x in tree if type(tree) in (tuple, list) else (tree,):
+        if isinstance(x, torch.Tensor):
+            found.append(x)
+        elif type(x) in (tuple, list):
+            found += tensors(x)
+        elif type(x) is dict:
+            found += tensors(tuple(x.values()))
+        elif type(x) not in _LEAVES:
+            found += (leaf for leaf in tree_leaves(x) if isinstance(leaf, torch.Tensor))
+    return found
 
 
 def level_of(tree: Any) -> int:

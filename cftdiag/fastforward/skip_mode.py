@@ -12,7 +12,7 @@ from cftdiag.capture.untraced import leave_our_frames_alone
 from cftdiag.fastforward import collectives, host_reads
 from cftdiag.fastforward.provenance import SKIPPED
 from cftdiag.fastforward.rules import allocate, evaluate, level_of
-from cftdiag.torch_private.tracing import OpOverload, TorchDispatchMode
+from cftdiag.torch_private.tracing import DisableTorchFunction, OpOverload, TorchDispatchMode
 
 collectives.install()
 _PLAIN = {torch.Tensor, torch.nn.Parameter, torch.nn.Buffer}
@@ -51,7 +51,9 @@ class SkipMode(TorchDispatchMode):
         if not _PLAIN.issuperset(types):
             return func(*args, **kwargs)  # tracing: the next mode handles it
         if isinstance(func, OpOverload):
-            return evaluate(func, args, kwargs)
+            # what the rules ask of tensors is nothing to a function mode of the script's, or of ours
+            with DisableTorchFunction():
+                return evaluate(func, args, kwargs)
         if level_of((args, kwargs)) == SKIPPED:
             return allocate(func, args, kwargs)
         return func(*args, **kwargs)

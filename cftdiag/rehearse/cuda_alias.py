@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -71,9 +71,8 @@ class Alias(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        # thousands of calls a step come here, of which few name a device: the commonest first
         name = getattr(func, "__name__", "")
-        if func is torch.device or name in _AS_THEY_ARE:
-            return func(*args, **(kwargs or {}))
         if name == "__get__":
             asked = _OF_DEVICE.get(getattr(func, "__self__", None))
             if asked is not None and not self._torch_asks():
@@ -84,8 +83,18 @@ class Alias(TorchFunctionMode):
             return args[0]
         if name == "get_device" and self.asked and not self._torch_asks():
             return self.answered(args[0].device).index
-        named = {key: self.mapped(value, ordinal=key == "device") for key, value in (kwargs or {}).items()}
         at = _ORDINALS.get(name)
+        named = kwargs or {}
+        if (
+            at is None
+            and not _names_device(args)
+            and "device" not in named
+            and not _names_device(named.values())
+        ):
+            return func(*args, **named)
+        if func is torch.device or name in _AS_THEY_ARE:
+            return func(*args, **named)
+        named = {key: self.mapped(value, ordinal=key == "device") for key, value in named.items()}
         return func(*(self.mapped(value, ordinal=i == at) for i, value in enumerate(args)), **named)
 
     def differs(self) -> str:
@@ -124,6 +133,14 @@ _AS_THEY_ARE = frozenset({"_enter_autocast", "_exit_autocast"})
 _MOVES = frozenset({"cuda", "pin_memory"})
 #: Functions that take a device's number by position -> that position.
 _ORDINALS = {"to": 1, "_parse_to": 0}
+
+
+def _names_device(values: Iterable[Any]) -> bool:
+    """Whether any of these may be a device or its name."""
+    return not _NAMING.isdisjoint(map(type, values))
+
+
+_NAMING = frozenset({str, torch.device})
 
 
 def is_cuda(value: Any) -> bool:

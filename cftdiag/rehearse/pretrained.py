@@ -50,6 +50,14 @@ def install(settings: Rehearsal, applied: Applied) -> None:
     if not settings.weights:
         after_import("transformers.modeling_utils", functools.partial(_models, settings, applied))
     after_import("transformers.configuration_utils", _configurations)
+    after_import("huggingface_hub.constants", _offline_where_no_hub_answers)
+
+
+def _offline_where_no_hub_answers(module: ModuleType) -> None:
+    """A hub that cannot be reached is asked for nothing: each question would be tried for most of a minute."""
+    real = getattr(module, "is_offline_mode", None)
+    if real is not None:
+        module.__dict__["is_offline_mode"] = functools.wraps(real)(lambda: real() or not _hub_answers())
 
 
 def _models(settings: Rehearsal, applied: Applied, module: ModuleType) -> None:
@@ -155,7 +163,7 @@ def _configurations(module: ModuleType) -> None:
 
 @functools.cache
 def _hub_answers() -> bool:
-    """Whether a connection to the hub can be made: transformers itself would try for most of a minute."""
+    """Whether a connection to the hub can be made."""
     from huggingface_hub import constants
 
     address = urlsplit(constants.ENDPOINT)

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from cftdiag.rehearse.import_hooks import after_import
 from cftdiag.rehearse.settings import Rehearsal
 
 
@@ -18,6 +19,8 @@ def install(settings: Rehearsal) -> None:
     if not dist.is_available():
         return
     from torch.distributed import distributed_c10d as c10d
+
+    from cftdiag.torch_private import rehearsal
 
     asked = {"backend": "nccl"}
 
@@ -59,6 +62,8 @@ def install(settings: Rehearsal) -> None:
     for function in (all_gather_object, gather_object, broadcast_object_list, scatter_object_list):
         _replace(function, getattr(c10d, function.__name__))
     _reduce_in_python()
+    planner = "torch.distributed.checkpoint.default_planner"
+    after_import(planner, lambda module: rehearsal.trust_checkpoint_plans())
     _spawn_in_place(settings)
 
 

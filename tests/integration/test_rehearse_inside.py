@@ -1,6 +1,8 @@
-"""Compiled regions that name a device that is not here."""
+"""What a script meets that asks for devices and ranks that are not here."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 from tests.warm import Warm
 
@@ -77,3 +79,24 @@ def test_default_device_is_answered_for_inside_too(warm: Warm) -> None:
     assert len(graphs) == 1
     """
     warm.run(program)
+
+
+def test_sharded_checkpoint_of_one_rank_of_several_is_written(warm: Warm, tmp_path: Path) -> None:
+    program = """
+    import sys
+    import torch
+    from cftdiag.rehearse import ranks
+    from cftdiag.rehearse.settings import Rehearsal
+
+    ranks.install(Rehearsal(run_dir="", scratch="", world_size=2))
+    import torch.distributed as dist
+    import torch.distributed.checkpoint as checkpoint
+    from torch.distributed.fsdp import fully_shard
+
+    dist.init_process_group("gloo", rank=0, world_size=2)
+    model = torch.nn.Linear(4, 4)
+    fully_shard(model, mesh=dist.init_device_mesh("cpu", (2,)))
+    checkpoint.save(model.state_dict(), checkpoint_id=sys.argv[1])
+    """
+    warm.run(program, str(tmp_path))
+    assert (tmp_path / ".metadata").exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -17,6 +18,7 @@ from cftdiag.findings import Finding, verdict
 from cftdiag.monitor.alarms import NOT_REACHED
 from cftdiag.monitor.event_cause import argument_shape
 from cftdiag.monitor.run_files import Step
+from cftdiag.rehearse.settings import StateChange
 
 _WHOLE = "<root>"
 
@@ -72,6 +74,7 @@ def build(rehearsed: Rehearsed, options: ScriptOptions, findings: tuple[Finding,
             "ended": ended(end, options),
             "written": list(rehearsed.written),
             "batches": batches,
+            "callbacks": list(_callbacks(end, findings)),
         },
         coverage=_coverage(end, compiled=bool(compiles)),
     )
@@ -257,6 +260,42 @@ def _coverage(end: RankEnd, *, compiled: bool) -> dict[str, Any] | None:
         "flops": _share(outcome.compiled_flops, flops),
         "eager": [dataclasses.asdict(share) for share in outcome.eager],
     }
+
+
+def _callbacks(end: RankEnd, findings: Sequence[Finding]) -> Iterator[dict[str, Any]]:
+    """One row a callback of the script's trainer, its changes with the recompiles that they cause."""
+    outcome = end.outcome
+    if outcome is None:
+        return
+    flops = outcome.compiled_flops + outcome.eager_flops
+    for row in outcome.callbacks:
+        data = dataclasses.asdict(row)
+        yield {
+            **{key: value for key, value in data.items() if key not in ("flops", "changes")},
+            "seconds": round(row.seconds, 3),
+            "share": _share(row.flops, flops),
+            "changes": [
+                {**change, "causes": _caused(row.changes[i], findings)}
+                for i, change in enumerate(data["changes"])
+            ],
+        }
+
+
+#: Attributes whose guard torch does not spell by their name -> the cause of its failure.
+_CAUSES = {"requires_grad": "requires_grad", "training": "training_flag"}
+
+
+def _caused(change: StateChange, findings: Sequence[Finding]) -> list[str]:
+    """Causes of the recompiles at the step that meets a change, by guards on what it changed."""
+    named = re.compile(rf"\b{re.escape(change.attribute)}\b")
+    return sorted(
+        {
+            f.cause
+            for f in findings
+            if f.kind in ("recompile", "limit_hit") and change.step in f.steps
+            if f.cause == _CAUSES.get(change.attribute) or (f.guard and named.search(f.guard))
+        }
+    )
 
 
 def _share(part: float, whole: float) -> float | None:

@@ -14,6 +14,7 @@ from torch.utils.flop_counter import flop_registry
 from cftdiag.fastforward import SkipMode
 from cftdiag.fastforward.graph import Graph
 from cftdiag.fastforward.symbols import SYMBOLIC, Environment
+from cftdiag.rehearse.callbacks import Callbacks
 from cftdiag.rehearse.collectives import Collectives
 from cftdiag.rehearse.settings import EagerShare
 from cftdiag.rehearse.step_work import StepWork
@@ -29,8 +30,8 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 class Counter:
     """Operations seen so far, by where they ran."""
 
-    def __init__(self, models: Callable[[], Sequence[torch.nn.Module]]) -> None:
-        self._models = models
+    def __init__(self, models: Callable[[], Sequence[torch.nn.Module]], callbacks: Callbacks) -> None:
+        self._models, self._callbacks = models, callbacks
         self._known: set[int] = set()
         self.compiled = 0.0
         self.paused = False
@@ -47,16 +48,19 @@ class Counter:
         if key not in self._by_graph:
             self._by_graph[key] = _graph_flops(graph, env)
         self.compiled += self._by_graph[key]
+        self._callbacks.operator_ran(self._by_graph[key])
 
     def operator_ran(self, func: Any, args: Sequence[Any], kwargs: Any, out: Any) -> None:
         """One operator outside compiled graphs."""
         formula = flop_registry.get(getattr(func, "overloadpacket", None))
-        if (
-            self.paused
-            or formula is None
-            or not all(type(a) in _PLAIN for a in args if isinstance(a, torch.Tensor))
-        ):
-            return  # also what is traced, whose graph is counted when it runs
+        if self.paused or (formula is None and self._callbacks.inside is None):
+            return
+        if not all(type(a) in _PLAIN for a in args if isinstance(a, torch.Tensor)):
+            return  # traced: its graph is counted when it runs
+        flops = 0 if formula is None else int(formula(*args, **kwargs, out_val=out))
+        self._callbacks.operator_ran(flops)
+        if formula is None:
+            return
         for model in self._models():
             if id(model) not in self._known:
                 self._know(model)
@@ -64,7 +68,7 @@ class Counter:
         where = next((self._owners[key] for key in keys if key in self._owners), "")
         if not where:
             where = "backward" if in_backward() else str(func.overloadpacket)
-        self.eager[where] += int(formula(*args, **kwargs, out_val=out))
+        self.eager[where] += flops
 
     def _know(self, model: torch.nn.Module) -> None:
         self._known.add(id(model))

@@ -107,6 +107,42 @@ class EagerShare:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class StateChange:
+    """What one call of a callback changed of the model."""
+
+    step: int
+    """The first optimizer step that meets it."""
+    attribute: str
+    """Of modules, ``training`` for example, or ``requires_grad`` of parameters."""
+    names: tuple[str, ...]
+    """The first of those modules or parameters."""
+    count: int
+    before: Any
+    """Value on the first of them, as are the others."""
+    after: Any
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CallbackEffect:
+    """What all calls of one class of callbacks did."""
+
+    name: str
+    calls: int = 0
+    """Of its hooks."""
+    seconds: float = 0.0
+    """On this machine, compiling included."""
+    operators: int = 0
+    """Outside compiled graphs, and runs of such graphs."""
+    flops: float = 0.0
+    reads: int = 0
+    """Values that the step computes and Python read: on a device it waits for each."""
+    compiles: int = 0
+    recompiles: int = 0
+    graph_breaks: int = 0
+    changes: tuple[StateChange, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Outcome:
     """What a rehearsed process knows at its end, beside the monitor's events."""
 
@@ -126,6 +162,8 @@ class Outcome:
     compiled_flops: float = 0.0
     eager_flops: float = 0.0
     eager: tuple[EagerShare, ...] = ()
+    callbacks: tuple[CallbackEffect, ...] = ()
+    """Of a trainer, in the order of their first calls."""
     compile_kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     applied: tuple[str, ...] = ()
     """Changes of the rehearsal, by their names in :class:`Rehearsal`, that met something to change."""
@@ -151,11 +189,17 @@ class Outcome:
             return None
         fault = data.pop("fault")
         data["eager"] = tuple(EagerShare(**share) for share in data["eager"])
+        data["callbacks"] = tuple(_callback(row) for row in data["callbacks"])
         data["undetermined"] = tuple(data["undetermined"])
         for name in ("applied", "stood_in", "programs"):
             data[name] = tuple(data[name])
         data["members"] = tuple((str(name), str(cls)) for name, cls in data["members"])
         return cls(**data, fault=None if fault is None else Fault(**fault))
+
+
+def _callback(row: Mapping[str, Any]) -> CallbackEffect:
+    changes = (StateChange(**change | {"names": tuple(change["names"])}) for change in row["changes"])
+    return CallbackEffect(**{**row, "changes": tuple(changes)})
 
 
 def jsonable(value: Any) -> Any:

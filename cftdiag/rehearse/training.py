@@ -41,6 +41,7 @@ class _Training:
             absent_kernels,
             absent_packages,
             backend,
+            callbacks,
             collectives,
             coverage,
             cuda_alias,
@@ -83,7 +84,8 @@ class _Training:
         self.launches = absent_kernels.Launches() if self.alias is None else absent_kernels.install()
         absent_packages.install(settings.stand_ins)
         pretrained.install(settings, self.applied)
-        self.counter = coverage.Counter(self.monitor.models)
+        self.callbacks = callbacks.install(self.monitor)
+        self.counter = coverage.Counter(self.monitor.models, self.callbacks)
         hf_trainer.install(settings, self.compiled, self.counter)
         self.stops = metrics.install(lambda: self.monitor.steps)
         self.until_the_end.enter_context(fastforward.routing_policy(settings.routing))
@@ -140,6 +142,7 @@ class _Training:
             compiled_flops=self.counter.compiled,
             eager_flops=float(sum(self.counter.eager.values())),
             eager=tuple(self.counter.shares(models, compiled)) if described.parameters else (),
+            callbacks=self.callbacks.effects(),
             torch=self.version,
             fault=fault,
             ended_by_limit=self.monitor.steps >= self.settings.steps,

@@ -309,7 +309,7 @@ def script_lines(data: Mapping[str, Any]) -> list[str]:
     if written:
         shown = ", ".join(short_path(path) for path in written[:3]) + (" ..." if len(written) > 3 else "")
         lines.append(f"{plural(len(written), 'file')} went to a scratch folder instead of {shown}")
-    return [*lines, *coverage_line(data)]
+    return [*lines, *coverage_line(data), *callback_lines(data)]
 
 
 def coverage_line(data: Mapping[str, Any]) -> list[str]:
@@ -329,6 +329,51 @@ def coverage_line(data: Mapping[str, Any]) -> list[str]:
     ]
     rest = f"; eager: {', '.join(eager[:4])}{' ...' if len(eager) > 4 else ''}" if eager else ""
     return [f"compiled: {', '.join(shares)}{rest}"]
+
+
+def callback_lines(data: Mapping[str, Any]) -> list[str]:
+    """One line a callback that does something to the steps, and one that counts the others."""
+    rows = (data.get("script") or {}).get("callbacks") or ()
+    lines, idle = [], []
+    for row in rows:
+        words = [plural(row[key], noun) for key, noun in _IN_CALLBACKS if row.get(key)]
+        if (row.get("share") or 0) >= 0.005:
+            words.insert(0, f"{100 * row['share']:.0f} % of the operations")
+        if row.get("reads"):
+            words.append(
+                f"{plural(row['reads'], 'read')} of what the step computes, each of which waits for the device"
+            )
+        words += [_changed(change) for change in row.get("changes") or ()]
+        if words:
+            lines.append(f"callback {row['name']}, {plural(row['calls'], 'call')}: {'; '.join(words)}")
+        else:
+            idle.append(str(row["name"]))
+    if idle:
+        lines.append(f"callbacks that change and compile nothing: {', '.join(idle)}")
+    return lines
+
+
+#: What is counted inside of a callback, in words.
+_IN_CALLBACKS = (
+    ("compiles", "compile"),
+    ("recompiles", "recompile"),
+    ("graph_breaks", "graph break"),
+)
+
+
+def _changed(change: Mapping[str, Any]) -> str:
+    names = fold_names([str(name) for name in change["names"]])
+    more = (
+        f" and {change['count'] - len(change['names'])} more"
+        if change["count"] > len(change["names"])
+        else ""
+    )
+    causes = ", ".join(change.get("causes") or ())
+    then = f", where it recompiles ({causes})" if causes else ""
+    return (
+        f"sets {change['attribute']} of {names}{more} from {change['before']} to {change['after']} "
+        f"for step {change['step']}{then}"
+    )
 
 
 def passes_not_run(data: Mapping[str, Any]) -> list[str]:

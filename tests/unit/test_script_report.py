@@ -13,9 +13,10 @@ from cftdiag.check.script_report import build
 from cftdiag.details import CompileDetail
 from cftdiag.errors import CheckError, EnvironmentUnfit, InputError
 from cftdiag.events import Event
+from cftdiag.findings import Finding, Where
 from cftdiag.monitor.recorded_run import Run
 from cftdiag.monitor.run_files import Session, Step
-from cftdiag.rehearse.settings import EagerShare, Fault, Outcome
+from cftdiag.rehearse.settings import CallbackEffect, EagerShare, Fault, Outcome, StateChange
 from cftdiag.report import wording
 
 OPTIONS = ScriptOptions(command=("python", "train.py"), steps=3)
@@ -95,6 +96,34 @@ def test_share_of_the_step_that_is_compiled() -> None:
     assert wording.coverage_line(data) == [
         "compiled: 75 % of the parameters, 90 % of the operations; eager: lm_head"
     ]
+
+
+def test_callbacks_are_told_with_the_recompiles_of_what_they_set() -> None:
+    change = StateChange(
+        step=2, attribute="requires_grad", names=("layers.0.weight", "layers.1.weight"), count=5, before=False,
+        after=True,
+    )  # fmt: skip
+    rows = (
+        CallbackEffect(name="Unfreeze", calls=3, changes=(change,)),
+        CallbackEffect(name="Sample", calls=1, flops=30.0, reads=2, recompiles=1),
+        CallbackEffect(name="Count", calls=3),
+    )
+    outcome = Outcome(torch="2.13.0", compiled_flops=90.0, eager_flops=10.0, callbacks=rows)
+    seen = rehearsed(compiled("layers.0", 1, "0/0"), outcome=outcome)
+    met, other = recompile("requires_grad", 2), recompile("seq_len", 2)
+    data = build(seen, OPTIONS, (met, other)).to_dict()
+    assert [row["share"] for row in data["script"]["callbacks"]] == [0.0, 0.3, 0.0]
+    assert wording.callback_lines(data) == [
+        "callback Unfreeze, 3 calls: sets requires_grad of layers.0-1.weight and 3 more from False to True for step 2, "
+        "where it recompiles (requires_grad)",
+        "callback Sample, 1 call: 30 % of the operations; 1 recompile; 2 reads of what the step computes, each of which "
+        "waits for the device",
+        "callbacks that change and compile nothing: Count",
+    ]
+
+
+def recompile(cause: str, step: int) -> Finding:
+    return Finding(kind="recompile", cause=cause, severity="warning", where=Where(), steps=(step,))
 
 
 def test_script_that_fails_midway_gives_no_conclusion() -> None:

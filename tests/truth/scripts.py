@@ -32,6 +32,8 @@ class Script:
     arguments: tuple[str, ...] = ()
     ranks: int = 1
     """More than 1: torchrun on gloo for real, that many fake ranks in the rehearsal, all of them compared."""
+    accelerate: str | None = None
+    """Configuration for ``accelerate launch``, which starts the ranks then."""
     target: str | None = None
     """``cpu``: Inductor and g++ for real, and lowered for in the rehearsal; else graphs run by ``aot_eager``."""
     needs: tuple[str, ...] = ()
@@ -45,13 +47,17 @@ class Script:
     @property
     def command(self) -> list[str]:
         """The command, as a person would type it."""
-        torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", str(self.ranks)]
+        launcher = (
+            ["-m", "torch.distributed.run", "--nproc-per-node", str(self.ranks)] if self.ranks > 1 else []
+        )
+        if self.accelerate is not None:
+            launcher = ["-m", "accelerate.commands.launch", "--config_file", str(_FOLDER / self.accelerate)]
         program = (
             ["-m", self.path.removeprefix("-m ")]
             if self.path.startswith("-m ")
             else [str(_FOLDER / self.path)]
         )
-        return [sys.executable, *(torchrun if self.ranks > 1 else []), *program, *self.arguments]
+        return [sys.executable, *launcher, *program, *self.arguments]
 
 
 _TRAINER = (
@@ -67,12 +73,18 @@ SCRIPTS: Mapping[str, Script] = {
     "fsdp2": Script(path="fsdp2.py", ranks=2),
     "hf_trainer": Script(path="hf_trainer.py", needs=_TRL[:2]),
     "hf_trainer_checkpointing": Script(path="hf_trainer.py", arguments=("--checkpointing",), needs=_TRL[:2]),
+    "hf_trainer_ddp": Script(path="hf_trainer.py", ranks=2, needs=_TRL[:2]),
+    "hf_callbacks": Script(path="hf_callbacks.py", needs=_TRL[:2]),
     "trl_sft": Script(path="trl_sft.py", needs=_TRL),
+    "trl_sft_ddp": Script(path="trl_sft.py", ranks=2, needs=_TRL),
     "trl_dpo": Script(path="trl_dpo.py", needs=(*_TRL, "peft")),
     "trl_grpo": Script(path="trl_grpo.py", needs=_TRL),
     "accelerate_lora": Script(path="accelerate_lora.py", arguments=("--cpu",), needs=("accelerate", "peft")),
     "accelerate_lora_ddp": Script(
         path="accelerate_lora.py", arguments=("--cpu",), ranks=2, needs=("accelerate", "peft")
+    ),
+    "accelerate_fsdp2": Script(
+        path="accelerate_fsdp2.py", arguments=("--cpu",), ranks=2, accelerate="accelerate_fsdp2.yaml", needs=("accelerate",)
     ),
     "trainer": Script(path="-m trainer", arguments=_TRAINER),
     "lightning_trainer": Script(path="lightning_trainer.py", needs=("lightning",)),

@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 import math
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -568,13 +569,20 @@ class TrainConfig:
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
-    """The mapping in a YAML file, keys with underscores. Raises ``ValueError`` naming the file when there is
-    none.
+    """The mapping in a YAML file, keys with underscores; 1e-5 is a number, as in YAML 1.2 and JSON. Raises
+    ``ValueError`` naming the file when there is none.
     """
     import yaml
 
+    class Loader(yaml.SafeLoader):
+        pass
+
+    # PyYAML keeps to YAML 1.1, where a number with an exponent needs a point and a sign
+    Loader.add_implicit_resolver(
+        "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
+    )
     try:
-        values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        values = yaml.load(Path(path).read_text(encoding="utf-8"), Loader)  # a SafeLoader
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror or error}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -656,10 +664,7 @@ def _check_value(field: dataclasses.Field[Any], value: Any) -> None:
         good = isinstance(value, types[base]) and (base == "bool" or not isinstance(value, bool))
         expected = {"bool": "true or false", "int": "an integer", "float": "a number", "str": "text"}[base]
     if not good:
-        hint = (
-            " (YAML reads 1e-5 as text; write 1.0e-5)" if base == "float" and isinstance(value, str) else ""
-        )
-        raise ValueError(f"{_flag(field.name)} must be {expected}, not {value!r}{hint}")
+        raise ValueError(f"{_flag(field.name)} must be {expected}, not {value!r}")
     choices = field.metadata["choices"]
     if choices and value not in choices:
         raise ValueError(f"{_flag(field.name)} must be one of {', '.join(choices)}, not {value!r}")

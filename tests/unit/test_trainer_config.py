@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from trainer.cli import main, parse
-from trainer.config import TrainConfig
+from trainer.config import TrainConfig, read_yaml
 
 
 def test_flags_win_over_the_file(tmp_path: Path) -> None:
@@ -41,7 +41,7 @@ def test_flags_win_over_the_file(tmp_path: Path) -> None:
         ({"validation_split": 0.1, "validation_path": "x"}, "give one of them"),
         ({"batch_size": 0}, "batch-size must be at least 1"),
         ({"batch_size": "8"}, "batch-size must be an integer, not '8'"),
-        ({"learning_rate": "1e-5"}, "YAML reads 1e-5 as text"),
+        ({"learning_rate": "1e-5"}, "learning-rate must be a number, not '1e-5'"),
         ({"batch_size": True}, "batch-size must be an integer"),
         ({"ac": "some"}, "ac must be one of none, full, selective"),
         ({"train_dtype": "int8"}, "train-dtype must be one of"),
@@ -259,3 +259,9 @@ def test_the_shell_completes_flags_and_choices() -> None:
 
     assert completed([], "--osft-un") == ["--osft-unfreeze-rank-ratio"]
     assert completed(["--compile-scope"], "block") == ["block", "block+loss"]
+
+
+@pytest.mark.parametrize("text", ["1e-5", "1.e-5", "1.0e-5", "0.00001", "+1E-5"])
+def test_a_number_with_an_exponent_is_one_in_a_file(tmp_path: Path, text: str) -> None:
+    (tmp_path / "run.yaml").write_text(f"learning-rate: {text}\ndata_path: 1e5 rows\n")
+    assert read_yaml(tmp_path / "run.yaml") == {"learning_rate": 1e-5, "data_path": "1e5 rows"}

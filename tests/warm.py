@@ -81,6 +81,7 @@ class Warm:
 
     def __init__(self) -> None:
         self._server: _Server | None = None
+        self._in_use = threading.Lock()  # one child at a time: its end is told by order
 
     @property
     def server(self) -> _Server:
@@ -90,10 +91,18 @@ class Warm:
 
     def start(self, task: Task, write_fd: int, scratch: Path, entry: str = PASS) -> int:
         request = {"task": encode(task), "entry": entry, "environ": dict(os.environ), "scratch": str(scratch)}
-        return self.server.request(request, write_fd)
+        self._in_use.acquire()
+        try:
+            return self.server.request(request, write_fd)
+        except BaseException:
+            self._in_use.release()
+            raise
 
     def wait(self) -> int | None:
-        return self.server.wait()
+        try:
+            return self.server.wait()
+        finally:
+            self._in_use.release()
 
     def lend(self, entry: str = PASS) -> Lent:
         """In place of :class:`ForkServer`: this interpreter, for one check."""

@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cftdiag.check import data_forecast, strategy
+from cftdiag.check import data_forecast, side_by_side, strategy
 from cftdiag.check.data_forecast import Swept
 from cftdiag.check.judge import judge, judge_sweep, make_context, only_uneven
 from cftdiag.check.make_report import make_report, timing, with_forecast
 from cftdiag.check.outcome import Outcome
 from cftdiag.check.proof_steps import INTERRUPTED, ProofSteps
-from cftdiag.check.proofs import Prover
+from cftdiag.check.proofs import Compare, Prover, Run
 from cftdiag.check.report import CheckReport
 from cftdiag.check.runner import BuiltPass, PassResult, Progress, Runner
 from cftdiag.check.strategy import Chosen
@@ -47,7 +47,7 @@ def run_check(options: CheckOptions, progress: Progress | None = None) -> CheckR
     if origin.type == "file":
         options.for_subject()
     with contextlib.closing(ForkServer()) as launcher:
-        return run(options, Runner(origin, launcher, progress))
+        return run(options, Runner(origin, launcher, progress, another=lambda: ForkServer()))
 
 
 def check(
@@ -282,19 +282,23 @@ class _Check:
         def unlimited(changed: CheckOptions) -> CheckOptions:
             return changed.with_(timeout=options.budget.timeout)
 
-        def run(changed: CheckOptions) -> Outcome:
-            first = self.runner.run("auto", changed)
-            if not isinstance(first, BuiltPass):
-                raise EnvironmentUnfit(first.detail)
-            runs[repr(unlimited(changed))] = first
-            return _outcome(first, changed)
+        def means(by: _Check) -> tuple[Run, Compare]:
+            def run(changed: CheckOptions) -> Outcome:
+                first = by.runner.run("auto", changed)
+                if not isinstance(first, BuiltPass):
+                    raise EnvironmentUnfit(first.detail)
+                runs[repr(unlimited(changed))] = first
+                return _outcome(first, changed)
 
-        def compare(changed: CheckOptions) -> bool | None:
-            if steps.interrupted:
-                return None
-            comparison = self.numerics(runs[repr(unlimited(changed))], changed)
-            return None if comparison is None or _undone(changed, comparison) else comparison.ok
+            def compare(changed: CheckOptions) -> bool | None:
+                if steps.interrupted:
+                    return None
+                comparison = by.numerics(runs[repr(unlimited(changed))], changed)
+                return None if comparison is None or _undone(changed, comparison) else comparison.ok
 
+            return run, compare
+
+        run, compare = means(self)
         if options != asked:
             # the same blocks and lengths without any remedy: what a proof is held against
             before = self.baseline(options)
@@ -307,6 +311,10 @@ class _Check:
             compare=compare,
             announce=steps.announce,
         )
+        if self.runner.another is not None and side_by_side.worth(prover, unproved, main.seconds):
+            other = self.runner.twin()
+            with self.runner.quiet():
+                steps.side_by_side(prover, unproved, *means(_Check(other, self.notes)), stop=other.close)
         findings = steps.prove(prover, unproved)
         change_first = steps.change_first(prover, findings)
         if steps.interrupted:

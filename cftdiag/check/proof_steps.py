@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from cftdiag.check.proofs import Prover
+from cftdiag.check.proofs import Compare, Prover, Run
+from cftdiag.check.side_by_side import try_ahead
 from cftdiag.findings import Finding, at_least, verdict
 from cftdiag.passes.messages import ProgressEvent
 
@@ -52,6 +53,21 @@ class ProofSteps:
                 phase="prove", text=f"remedy {number} of {max(self._of, number)}: {summary.rstrip('.')}"
             )
         )
+
+    def side_by_side(
+        self,
+        prover: Prover,
+        findings: Sequence[Finding],
+        run: Run,
+        compare: Compare,
+        *,
+        stop: Callable[[], None],
+    ) -> None:
+        """Try the remedies two at a time ahead of :meth:`prove`; see :func:`~cftdiag.check.side_by_side.try_ahead`."""
+        try:
+            try_ahead(prover, findings, run, compare, stop)
+        except KeyboardInterrupt:
+            self.interrupted, prover.deadline = True, float("-inf")
 
     def prove(self, prover: Prover, findings: Sequence[Finding]) -> tuple[Finding, ...]:
         """The findings with their remedies proved; after Ctrl-C with what was proved by then, and nothing more is run:

@@ -29,6 +29,15 @@ Compare = Callable[[CheckOptions], bool | None]
 """Whether loss and gradients equal eager's; None where that was not or could not be asked."""
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """A remedy of a finding that can be tried: ``changed`` are the options with it."""
+
+    finding: Finding
+    remedy: Remedy
+    changed: CheckOptions
+
+
 class _OutOfTime(Exception):
     """The budget for proofs is used up."""
 
@@ -51,7 +60,7 @@ class Prover:
         compare: Compare = lambda options: None,
         announce: Callable[[str], None] = lambda text: None,
     ) -> None:
-        self.options, self.before, self._run, self._compare = options, before, run, compare
+        self.options, self.before, self.run, self.compare = options, before, run, compare
         self.config_subject, self.wrap, self.announce = config_subject, wrap, announce
         self.deadline = time.monotonic() + options.budget.verify_budget
         self.left = 0
@@ -103,16 +112,26 @@ class Prover:
             now, options = after, changed
         return tuple(rows)
 
-    def _remedies(self, finding: Finding) -> tuple[Remedy, ...]:
-        proved, tried = [], 0
+    def attempts(self, findings: Sequence[Finding]) -> list[Sequence[Attempt]]:
+        """What :meth:`prove` tries, in its order: one entry for each change, with the remedies that make it."""
+        by_change: dict[str, list[Attempt]] = {}
+        for finding in findings:
+            if at_least(finding.severity, "warning") and self.before.meets(finding):
+                for attempt in self._attempts(finding):
+                    by_change.setdefault(repr(attempt.changed), []).append(attempt)
+        return list(by_change.values())
+
+    def _attempts(self, finding: Finding) -> list[Attempt]:
+        found: list[Attempt] = []
         for remedy in finding.remedies:
-            changed = None if tried == MOST else self._changed(remedy)
-            if changed is None:
-                proved.append(remedy)
-                continue
-            tried += 1
-            proved.append(self._prove(finding, remedy, changed))
-        return _ranked(proved)
+            changed = None if len(found) == MOST else self._changed(remedy)
+            if changed is not None:
+                found.append(Attempt(finding=finding, remedy=remedy, changed=changed))
+        return found
+
+    def _remedies(self, finding: Finding) -> tuple[Remedy, ...]:
+        tried = {id(a.remedy): a for a in self._attempts(finding)}
+        return _ranked([self.attempt(tried[id(r)]) if id(r) in tried else r for r in finding.remedies])
 
     def _changed(self, remedy: Remedy) -> CheckOptions | None:
         if remedy.change is None or remedy.applicability == "diagnosis":
@@ -121,7 +140,9 @@ class Prover:
             return None  # a subject that wraps itself decides these
         return apply_change(self.options, remedy.change, config_subject=self.config_subject)
 
-    def _prove(self, finding: Finding, remedy: Remedy, changed: CheckOptions) -> Remedy:
+    def attempt(self, attempt: Attempt) -> Remedy:
+        """The remedy proved or disproved, or as it was where it could not be tried."""
+        finding, remedy, changed = attempt.finding, attempt.remedy, attempt.changed
         if not self.before.meets(finding):
             return remedy  # what is not met without the remedy proves nothing with it
         after = self._outcome(changed, remedy.summary)
@@ -185,7 +206,7 @@ class Prover:
             self.announce(summary)
             outcome: Outcome | None
             try:
-                outcome = self._run(limited)
+                outcome = self.run(limited)
             except CheckError:
                 outcome = None
             if (outcome is None or not outcome.ended) and self._within(changed) is None:
@@ -208,7 +229,7 @@ class Prover:
             if limited is None:
                 raise _OutOfTime
             try:
-                equal = self._compare(limited)
+                equal = self.compare(limited)
             except CheckError:
                 equal = None
             if equal is None and self._within(changed) is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from cftdiag.errors import EnvironmentUnfit, InputError
@@ -131,7 +131,8 @@ def gather(mode: str, messages: Iterable[Message], progress: Progress = lambda e
 class Runner:
     """Runs the passes of one check, and keeps what each gave.
 
-    ``launcher`` starts children; without one, ``in_process`` runs a pass here.
+    ``launcher`` starts children; without one, ``in_process`` runs a pass here. ``another`` makes one more launcher where
+    passes may run side by side.
     """
 
     def __init__(
@@ -140,8 +141,9 @@ class Runner:
         launcher: Launcher | None,
         progress: Progress | None = None,
         in_process: Entry | None = None,
+        another: Callable[[], Launcher] | None = None,
     ) -> None:
-        self.origin, self.launcher, self._in_process = origin, launcher, in_process
+        self.origin, self.launcher, self._in_process, self.another = origin, launcher, in_process, another
         self.progress: Progress = progress or (lambda event: None)
         self.passes: list[PassResult] = []
         self.started = time.monotonic()
@@ -150,6 +152,27 @@ class Runner:
     def forks(self) -> bool:
         """True when passes start virgin, so that several can be held against one another."""
         return self.launcher is not None
+
+    def twin(self) -> Runner:
+        """A runner with a launcher of its own, to be closed, which adds its passes to those of this one and is silent."""
+        assert self.another is not None
+        twin = Runner(self.origin, self.another())
+        twin.passes = self.passes
+        return twin
+
+    def close(self) -> None:
+        """Stop the launcher."""
+        if self.launcher is not None:
+            self.launcher.close()
+
+    @contextlib.contextmanager
+    def quiet(self) -> Iterator[None]:
+        """Tell of no pass meanwhile."""
+        kept, self.progress = self.progress, lambda event: None
+        try:
+            yield
+        finally:
+            self.progress = kept
 
     def run(
         self,

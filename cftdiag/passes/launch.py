@@ -346,11 +346,12 @@ class ForkServer:
         return last_words(self._log.read().decode(errors="replace"))
 
     def close(self) -> None:
-        self._replies.close()
-        self._socket.close()
+        # first its end: a thread may wait for its reply
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
         self._process.wait()
+        self._replies.close()
+        self._socket.close()
         self._log.close()
 
 

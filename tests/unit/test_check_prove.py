@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import threading
 
 import pytest
 import torch
 
+from cftdiag.check import side_by_side
 from cftdiag.check.changes import apply_change, edit_of
 from cftdiag.check.outcome import Compile, Outcome, compiled, harm, removed
+from cftdiag.check.proof_steps import ProofSteps
 from cftdiag.check.proofs import Prover
+from cftdiag.check.side_by_side import try_ahead
 from cftdiag.details import CompileDetail
 from cftdiag.errors import InputError
 from cftdiag.events import Code, Event
@@ -447,3 +451,84 @@ def test_a_pattern_of_blocks_means_one_part_of_a_name() -> None:
     assert covers("model.layers.*.experts.*", "model.layers.3.experts.1")
     assert covers("blocks.3", "blocks.3")
     assert not covers("blocks.3", "blocks.30")
+
+
+# ---- side by side ----
+
+
+def two_remedies():
+    """A finding with two remedies of which the second helps, and what each gives."""
+    finding = recompile(2, remedies=(DYNAMIC, MARK))
+    outcomes = {"dynamic": run(1, 2, findings=(recompile(2),)), "mark_dynamic": run(1)}
+    return finding, outcomes, run(1, 2, findings=(recompile(2),))
+
+
+def named(outcomes, met):
+    """A run that gives the outcome by the field that a change sets, after ``met()``."""
+
+    def made(options):
+        met()
+        (name,) = (n for n in ("dynamic", "mark_dynamic") if options.flat()[n] != OPTIONS.flat()[n])
+        return outcomes[name]
+
+    return made
+
+
+def test_two_changes_run_at_the_same_time_and_prove_what_they_prove_in_turn():
+    finding, outcomes, before = two_remedies()
+    _, (in_turn,), _ = prove([finding], outcomes, before)
+    both = threading.Barrier(2, timeout=30)  # neither run ends before the other has begun
+    prover = Prover(OPTIONS, before, named(outcomes, both.wait), config_subject=False, wrap=False)
+    stopped = []
+    try_ahead(prover, [finding], named(outcomes, both.wait), lambda options: None, lambda: stopped.append(1))
+    prover.run = lambda options: pytest.fail("known by now")
+    assert prover.prove([finding]) == (in_turn,) and stopped == [1]
+    assert {r.verified for r in in_turn.remedies} == {True, False}
+
+
+def test_what_the_second_interpreter_cannot_run_is_run_by_the_first():
+    finding, outcomes, before = two_remedies()
+    begun = threading.Event()
+
+    def fails(options):
+        begun.set()
+        raise RuntimeError("no memory for one more")
+
+    prover = Prover(OPTIONS, before, named(outcomes, begun.wait), config_subject=False, wrap=False)
+    try_ahead(prover, [finding], fails, lambda options: None, lambda: None)
+    _, expected, _ = prove([finding], outcomes, before)
+    assert prover.prove([finding]) == expected
+
+
+def test_ctrl_c_stops_what_runs_beside_and_keeps_what_is_known():
+    finding, _, before = two_remedies()
+    begun, stopped = threading.Event(), threading.Event()
+
+    def interrupted(options):
+        begun.wait(30)
+        raise KeyboardInterrupt
+
+    def beside(options):
+        begun.set()
+        assert stopped.wait(30)
+        raise RuntimeError("its interpreter was stopped")
+
+    prover = Prover(OPTIONS, before, interrupted, config_subject=False, wrap=False)
+    steps = ProofSteps([finding], lambda event: None)
+    steps.side_by_side(prover, [finding], beside, lambda options: None, stop=stopped.set)
+    assert steps.interrupted and [r.verified for r in steps.prove(prover, [finding])[0].remedies] == [
+        None,
+        None,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "processors", "expected"), [(15, 2, True), (15, 1, False), (2, 2, False)]
+)
+def test_a_second_interpreter_is_started_where_it_pays(monkeypatch, seconds, processors, expected):
+    finding, outcomes, before = two_remedies()
+    monkeypatch.setattr(side_by_side, "processors", lambda: processors)
+    prover = Prover(OPTIONS, before, named(outcomes, int), config_subject=False, wrap=False)
+    assert side_by_side.worth(prover, [finding], seconds) is expected
+    once = dataclasses.replace(finding, remedies=(DYNAMIC,))
+    assert not side_by_side.worth(prover, [once, once], 60)

@@ -283,8 +283,7 @@ def check(
     """
     if json_path == "-" and output_format != "text":
         raise click.UsageError("--json - and --output-format both go to stdout; give --json a file")
-    check_writable(json_path)
-    check_writable(plan_path)
+    check_writable(json_path, plan_path)
     known = gate_options.read(baseline, write_baseline)
     if command:
         check_script.refuse_others()

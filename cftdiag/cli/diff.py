@@ -49,10 +49,7 @@ def diff(
     from cftdiag.report import diff as view
     from cftdiag.report.saved_document import read_document
 
-    if json_path == "-" and markdown_path == "-":
-        raise InputError("only one form can go to stdout; give the other a file")
-    check_writable(json_path)
-    check_writable(markdown_path)
+    check_writable(json_path, markdown_path)
     try:
         found = compare.diff(read_document(before), read_document(after), max_slowdown=max_slowdown)
     except ValueError as error:

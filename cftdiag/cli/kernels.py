@@ -114,10 +114,7 @@ def kernels(
     """
     from cftdiag.kernels import job, page, render
 
-    if json_path == html_path == "-":
-        raise click.UsageError("only one form can go to stdout; give the other a file")
-    check_writable(json_path)
-    check_writable(html_path)
+    check_writable(json_path, html_path)
     early.refuse_sizes(options["batch_size"], options["lengths"])
     early.refuse_settings(dict(torch_config))
     early.refuse_source(model)

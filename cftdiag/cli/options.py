@@ -7,7 +7,7 @@ import dataclasses
 import json
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -131,10 +131,21 @@ class Layers(click.ParamType):
         return text
 
 
-def check_writable(path: str | None) -> None:
-    """Refuse a file that cannot be written before the work is done, not after it."""
-    if path is None or path == "-":
-        return
+def check_writable(*paths: str | None) -> None:
+    """Refuse files that cannot be written, and more than one ``-``, before the work is done and not after it."""
+    one_to_stdout(paths)
+    for path in paths:
+        if path is not None and path != "-":
+            _refuse_unwritable(path)
+
+
+def one_to_stdout(paths: Iterable[str | None]) -> None:
+    """Refuse more than one ``-`` among the files of an answer's forms."""
+    if sum(path == "-" for path in paths) > 1:
+        raise click.UsageError("only one form can go to stdout; give the others a file")
+
+
+def _refuse_unwritable(path: str) -> None:
     target = Path(path)
     if target.is_dir():
         raise click.UsageError(f"cannot write {path}: it is a directory; name a file in it")

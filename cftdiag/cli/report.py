@@ -12,6 +12,7 @@ from cftdiag.cli.options import (
     debug_option,
     json_file,
     markdown_option,
+    one_to_stdout,
     output_format,
     write_json,
     write_text,
@@ -78,12 +79,10 @@ def report(
         data = saved_check.read_check(path) if run is None else as_check(run)
     except ValueError as error:
         raise InputError(str(error)) from error
-    asked = {"json_path": json_path, **paths}
-    streams = [name for name, target in asked.items() if target == "-"]
-    if output_format != "text":
-        streams.append(output_format)
-    if len(streams) > 1:
-        raise InputError("only one form can go to stdout; give the others a file")
+    files = [json_path, *paths.values()]
+    forms = [*files, "-" if output_format != "text" else None]
+    one_to_stdout(forms)
+    shown = "-" not in forms
     try:
         if json_path is not None:
             write_json(json_path, data if run is None else run)
@@ -97,12 +96,12 @@ def report(
             if target is not None:
                 write_text(target, render(data))
         # who asks for a form wants that form; the verdict says that all went well
-        brief = quiet or any(asked.values())
+        brief = quiet or any(files)
         if output_format != "text":
             write_text("-", ci.FORMATS[output_format](data))
-        elif not streams and run is not None:
+        elif shown and run is not None:
             run_view.show(run, quiet=brief)
-        elif not streams:
+        elif shown:
             terminal.show(data, quiet=brief)
     except (AttributeError, KeyError, IndexError, OverflowError, TypeError, ValueError) as error:
         if isinstance(error, InputError):
@@ -111,7 +110,7 @@ def report(
             f"{path}: holds something that no rendering takes ({one_line(error)}); write the file again"
         ) from error
     if not quiet:
-        for target in asked.values():
+        for target in files:
             if target not in (None, "-"):
                 click.echo(f"wrote {target}", err=True)
     return 0
@@ -130,8 +129,7 @@ def _kernels(
 
     if output_format != "text" or any(others.values()):
         raise InputError(f"{path} is a kernels report; --json and --html are its other forms")
-    if json_path == html_path == "-":
-        raise InputError("only one form can go to stdout; give the other a file")
+    one_to_stdout([json_path, html_path])
     try:
         if html_path is not None:
             write_text(html_path, page.render(data))

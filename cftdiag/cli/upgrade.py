@@ -85,10 +85,7 @@ def upgrade(
     if environment is not None and python is not None:
         raise InputError("--environment is made for --to and --from; --python names one that is there")
     refuse(arguments)
-    check_writable(json_path)
-    check_writable(markdown_path)
-    if json_path == "-" and markdown_path == "-":
-        raise InputError("only one form can go to stdout; give the other a file")
+    check_writable(json_path, markdown_path)
 
     def say(text: str) -> None:
         if not quiet:

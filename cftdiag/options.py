@@ -29,6 +29,10 @@ ROUTING = ("balanced", "idle_and_single", "all_to_first")
 OBJECTIVES = ("sft", "pretrain", "dpo", "grpo")
 METHODS = ("full", "osft", "lora", "qlora", "qat")
 
+#: Environment variable that tells a builder under which compile scope its model will be compiled, where one check builds it
+#: for several.
+SCOPE_VARIABLE = "CFTDIAG_COMPILE_SCOPE"
+
 DEFAULT_LENGTHS = (512, 640, 777, 1024)
 DEFAULT_TIMEOUT_S = 600.0
 #: A subject of fewer real parameters than this is run for real and compared with eager, unless told

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 
 from cftdiag.check import CheckOptions, CheckReport, Subject, run_check
 from cftdiag.errors import InputError
-from cftdiag.options import DYNAMIC
+from cftdiag.options import DYNAMIC, SCOPE_VARIABLE
 from cftdiag.recipe.attention import needs_boundaries
 from cftdiag.recipe.compile import static_settings
 from trainer.config import TrainConfig
@@ -29,11 +29,13 @@ from trainer.program import apply_method, compute_dtype, lookup_backend, recipe_
 LENGTHS = 6
 _CONFIG = "TRAINER_PREFLIGHT_CONFIG"
 _WORLD = "TRAINER_PREFLIGHT_WORLD"
+_CUDA = "TRAINER_PREFLIGHT_CUDA"
 
 
-def subject_of(config: TrainConfig, source: Source, data: Data) -> Subject:
+def subject_of(config: TrainConfig, source: Source, data: Data, *, cuda: bool = False) -> Subject:
     """What `cftdiag check` needs to check this configuration: the plain model of its method, on meta, and the
-    recipe by which :func:`trainer.program.build` wraps it.
+    recipe by which :func:`trainer.program.build` wraps it. ``cuda`` says that it is to train on a GPU that need
+    not be here.
     """
     objective = objective_of(config)
     model = build_meta(source, dtype=dtype_of(config.train_dtype))
@@ -51,7 +53,7 @@ def subject_of(config: TrainConfig, source: Source, data: Data) -> Subject:
             objective.collate(rows[n], samples, pad_id=pad, varlen=needs_boundaries(source.attn))
             for n in lengths
         ],
-        training=recipe_of(config, _dtype(config), objective),
+        training=recipe_of(config, _dtype(config, cuda=cuda), objective),
         compile_kwargs={"fullgraph": True, "dynamic": DYNAMIC[config.dynamic]},
     )
 
@@ -72,6 +74,8 @@ def build() -> Subject:
     """Builder of the check's child processes: the configuration is in the environment."""
     config = TrainConfig.from_mapping(json.loads(os.environ[_CONFIG]))
     world = int(os.environ[_WORLD])
+    if SCOPE_VARIABLE in os.environ:
+        config = dataclasses.replace(config, compile_scope=os.environ[SCOPE_VARIABLE])
     try:
         source = open_source(config)
         vocabulary = source.config.get_text_config().vocab_size
@@ -79,7 +83,7 @@ def build() -> Subject:
         data = open_data(
             config, source.tokenizer, vocabulary=vocabulary, world=world // config.tensor_parallel
         )
-        return subject_of(config, source, data)
+        return subject_of(config, source, data, cuda=os.environ[_CUDA] == "1")
     except ValueError as error:
         raise InputError(str(error)) from error
 
@@ -89,11 +93,21 @@ def check_file(path: str, *, world: int, progress: Any = None, **options: Any) -
     return check(TrainConfig.from_yaml(path), world=world, progress=progress, title=path, **options)
 
 
+def _as_it_is(asked: CheckOptions, report: CheckReport) -> CheckReport:
+    return report
+
+
 def check(
-    config: TrainConfig, *, world: int, progress: Any = None, title: str | None = None, **options: Any
+    config: TrainConfig,
+    *,
+    world: int,
+    progress: Any = None,
+    title: str | None = None,
+    after: Callable[[CheckOptions, CheckReport], CheckReport] = _as_it_is,
+    **options: Any,
 ) -> CheckReport:
-    """Check ``config`` on ``world`` ranks; ``title`` is put before the model's name in the report. Further ``options`` are keywords of
-    :class:`cftdiag.check.CheckOptions`.
+    """Check ``config`` on ``world`` ranks; ``title`` is put before the model's name in the report. ``after`` may add to the
+    report by further passes over the same subject. Further ``options`` are keywords of :class:`cftdiag.check.CheckOptions`.
 
     Compiled code is not run, so that a backend beyond ``aot_eager`` stands at the check's own depth, or that
     of the option ``target``.
@@ -105,7 +119,12 @@ def check(
             model=f"{Path(__file__)}:build",
             # Emptied: the check would otherwise read the variable and refuse to run Inductor's code on weights
             # that are not there.
-            env={_CONFIG: json.dumps(checked.to_dict()), _WORLD: str(world), "TORCH_COMPILE_BACKEND": ""},
+            env={
+                _CONFIG: json.dumps(checked.to_dict()),
+                _WORLD: str(world),
+                _CUDA: "1" if options.get("target") not in (None, "cpu") else "0",
+                "TORCH_COMPILE_BACKEND": "",
+            },
             ac=config.ac,
             # A run that compiles nothing is asked what would become of its blocks.
             compile_scope="block" if config.scope == "none" else config.scope,
@@ -117,7 +136,7 @@ def check(
             torch_config=static_settings() | dict(options.pop("torch_config", {})),
             **options,
         )
-        report = run_check(asked, progress)
+        report = after(asked, run_check(asked, progress))
     model = "demo" if config.demo else config.model_name_or_path
     return dataclasses.replace(
         report, subject={**report.subject, "name": f"{title}: {model}" if title else model}
@@ -168,6 +187,6 @@ def _line(finding: Mapping[str, Any]) -> str:
     return f"{finding['kind']} {finding['cause']} in {', '.join(finding['blocks']) or 'the model'}{place}{remedy}"
 
 
-def _dtype(config: TrainConfig) -> torch.dtype:
-    cuda = config.device == "cuda" or (config.device == "auto" and torch.cuda.is_available())
-    return compute_dtype(config, torch.device("cuda" if cuda else "cpu"))
+def _dtype(config: TrainConfig, *, cuda: bool = False) -> torch.dtype:
+    here = config.device == "cuda" or (config.device == "auto" and (cuda or torch.cuda.is_available()))
+    return compute_dtype(config, torch.device("cuda" if here else "cpu"))

@@ -19,17 +19,17 @@ def check_script(options: ScriptOptions, progress: Progress = lambda event: None
     rehearsed, options = with_stand_ins(rehearse(options, progress), options, progress)
     rehearsed = with_blame(rehearsed, options, progress)
     judge_ends(rehearsed, options)
-    gain = script_payoff.payoff(rehearsed, options, progress) if options.count else None
+    gain, unknown = script_payoff.payoff(rehearsed, options, progress) if options.count else (None, None)
     proved = script_proofs.Proved(findings=rehearsed.findings)
     if options.verify and not rehearsed.first.timed_out:
         proved = script_proofs.prove(rehearsed, options, progress)
     report = script_report.build(rehearsed, options, proved.findings)
     notes = [*proved.notes]
-    if isinstance(gain, str):
-        notes.append(gain)
+    if unknown is not None:
+        notes.append(unknown)
     return dataclasses.replace(
         report,
         undetermined=(*report.undetermined, *notes),
         change_first=proved.change_first,
-        payoff=None if isinstance(gain, str) else gain,
+        payoff=gain,
     )

@@ -7,6 +7,7 @@ import importlib
 import os
 import signal
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 import click
@@ -130,8 +131,8 @@ if TYPE_CHECKING:
 @click.option(
     "--fit",
     is_flag=True,
-    help="With --target: find the largest batch that fits the device under --compile-scope, for each of --lengths; of a command, "
-    "whether its own batch fits.",
+    help="With --target: find the largest batch that fits the device under --compile-scope, for each of --lengths; of --config the "
+    "longest row, of a command whether its own batch fits.",
 )
 @click.option(
     "--compile-backend",
@@ -301,8 +302,7 @@ def check(
         repro_files.refuse(options["model"], other=bool(command or config_path))
     every_scope = options["compile_scope"] == ALL_SCOPES
     if every_scope or fit:
-        _refuse_without_gpu("--fit" if fit else ALL, options["target"], command, config_path)
-    scopes = SCOPES if every_scope else tuple(dict.fromkeys(("none", options["compile_scope"])))
+        _refuse_without_gpu("--fit" if fit else ALL, options["target"])
     if every_scope:
         options["compile_scope"] = "block"
     asked = CheckOptions(**options | {"torch_config": dict(options["torch_config"])})
@@ -320,25 +320,31 @@ def check(
     # a job that is cancelled ends like one that is interrupted: children stopped, scratch files removed
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     with status_line.progress(sys.stderr, quiet=quiet) as on_progress:
-        if command:
-            report = check_script.run(script, on_progress)
-        elif config_path is None:
-            report = run_check(asked, on_progress)
-        else:
-            report = _check_config(config_path, options, on_progress)
-        if (every_scope or fit) and not command:
+
+        def with_payoff(asked: CheckOptions, report: CheckReport) -> CheckReport:
+            if not every_scope and not fit:
+                return report
+            scopes = SCOPES if every_scope else tuple(dict.fromkeys(("none", asked.compile.scope)))
             try:
                 found = payoff(
                     asked,
                     target=options["target"],
                     scopes=scopes,
                     shapes=shapes_of(asked, report.forecast),
+                    one_row=config_path is not None,
                     progress=on_progress,
                 )
-                report = dataclasses.replace(report, payoff=found)
             except CheckError as error:  # the check itself stands
                 note = f"what each compile scope gains is not known: {error}"
-                report = dataclasses.replace(report, undetermined=(*report.undetermined, note))
+                return dataclasses.replace(report, undetermined=(*report.undetermined, note))
+            return dataclasses.replace(report, payoff=found)
+
+        if command:
+            report = check_script.run(script, on_progress)
+        elif config_path is None:
+            report = with_payoff(asked, run_check(asked, on_progress))
+        else:
+            report = _check_config(config_path, options, on_progress, with_payoff)
     data = report.to_dict() | {"asked": _asked()}
     data["diffs"] = patch.diffs(data)
     gate = gate_options.judge(data, known, write_baseline)
@@ -389,11 +395,7 @@ def _refuse(options: dict[str, Any]) -> None:
     early.refuse_source(options["model"])
 
 
-def _refuse_without_gpu(
-    flag: str, target: str | None, command: tuple[str, ...], config_path: str | None
-) -> None:
-    if config_path is not None:
-        raise click.UsageError(f"{flag} takes --model; a command or --config has its own scope")
+def _refuse_without_gpu(flag: str, target: str | None) -> None:
     if target is None or target == "cpu":
         raise click.UsageError(
             f"{flag} estimates for a GPU; name it with --target ({', '.join(t for t in TARGETS if t != 'cpu')})"
@@ -410,14 +412,23 @@ def _asked() -> dict[str, Any]:
 _WITH_CONFIG = ("timeout", "verify", "verify_budget", "depth", "target", "torch_config", "world_size")
 
 
-def _check_config(path: str, options: dict[str, Any], on_progress: Progress) -> CheckReport:
+def _check_config(
+    path: str,
+    options: dict[str, Any],
+    on_progress: Progress,
+    after: Callable[[CheckOptions, CheckReport], CheckReport],
+) -> CheckReport:
     """Check the trainer's configuration: the same model, method, wrapping and packed rows, on
-    ``--world-size`` ranks.
+    ``--world-size`` ranks. ``after`` adds to the report.
     """
     context = click.get_current_context()
     source = click.core.ParameterSource.COMMANDLINE
     given = [
-        name for name in options if context.get_parameter_source(name) == source and name not in _WITH_CONFIG
+        name
+        for name in options
+        if context.get_parameter_source(name) == source
+        and name not in _WITH_CONFIG
+        and (name != "compile_scope" or context.params[name] != ALL_SCOPES)
     ]
     if given:
         raise click.UsageError(
@@ -429,7 +440,7 @@ def _check_config(path: str, options: dict[str, Any], on_progress: Progress) -> 
         "torch_config": dict(options["torch_config"])
     }
     try:
-        return check_config(path, world=options["world_size"], progress=on_progress, **more)
+        return check_config(path, world=options["world_size"], progress=on_progress, after=after, **more)
     except CheckError:
         raise
     except ValueError as error:

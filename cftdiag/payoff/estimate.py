@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from cftdiag.target.devices import Device
@@ -251,12 +251,12 @@ def memory(
     logits = m.logits_elements * batch_size * length // (m.batch_size * m.length)
     whole = scope in ("model", "model+loss")
     fused = "loss" in scope and (whole or m.loss is not None and m.loss.compiled is not None)
-    gathered = m.parameter_bytes if whole else 2 * m.block_bytes + m.root_bytes
+    gathered = m.gathered_bytes if whole else 2 * m.block_bytes + m.root_bytes
     return Memory(
         parameters=m.parameter_bytes // world_size,
         gradients=m.trained_bytes // world_size,
         optimizer=2 * m.trained_bytes // world_size,
-        gathered=0 if world_size == 1 else gathered,
+        gathered=gathered if world_size > 1 or m.always_sharded else 0,
         saved=saved,
         # logits and their gradient in the model's dtype; eager keeps the upcast, its log-softmax and the
         # gradient of both in float32 beside them
@@ -332,11 +332,30 @@ def largest_batch(
     """Most rows of a length (default: the one that was counted) that fit; None where no formula holds, 0 where
     not even one fits.
     """
-    best = 0
-    low, high = 1, 1 << 14
+    return _largest(
+        lambda rows: memory(
+            m, scope=scope, batch_size=rows, length=length or m.length, world_size=world_size
+        ),
+        device,
+        1 << 14,
+    )
+
+
+def longest_row(m: Measured, device: Device, *, scope: str, world_size: int = 1) -> int | None:
+    """Most tokens of one row that fit; None and 0 as of :func:`largest_batch`."""
+    return _largest(
+        lambda length: memory(m, scope=scope, batch_size=1, length=length, world_size=world_size),
+        device,
+        1 << 24,
+    )
+
+
+def _largest(needs: Callable[[int], Memory | None], device: Device, most: int) -> int | None:
+    """The largest number up to ``most`` for which there is room."""
+    best, low, high = 0, 1, most
     while low <= high:
         middle = (low + high) // 2
-        found = memory(m, scope=scope, batch_size=middle, length=length or m.length, world_size=world_size)
+        found = needs(middle)
         if found is None:
             return None
         if fits(found.peak, device):
@@ -356,9 +375,11 @@ def to_dict(
     world_size: int = 1,
     others: Sequence[Measured] = (),
     visits: Mapping[tuple[int, int], float] | None = None,
+    one_row: bool = False,
 ) -> dict[str, Any]:
     """``payoff`` of a check, JSON-ready. ``others`` are the same step at other shapes, ``visits`` how often each
-    (rows, length) is trained; without it each counts the same.
+    (rows, length) is trained; without it each counts the same. With ``one_row`` the longest row that fits is told, not the
+    most rows.
     """
     rows = scopes(m, device, world_size=world_size)
     return {
@@ -395,13 +416,14 @@ def to_dict(
             for p in (*m.blocks, *(() if m.loss is None else (m.loss,)))
         ],
         "memory": {
-            name: _memory_dict(m, device, scope=scope, world_size=world_size)
+            name: _memory_dict(m, device, scope=scope, world_size=world_size, one_row=one_row)
             for name, scope in (("eager", "none"), ("compiled", "block+loss"))
         },
         "memory_by_scope": [
             {"scope": row.scope, **found}
             for row in rows
-            if (found := _memory_dict(m, device, scope=row.scope, world_size=world_size)) is not None
+            if (found := _memory_dict(m, device, scope=row.scope, world_size=world_size, one_row=one_row))
+            is not None
         ],
         "by_shape": _by_shape([m, *others], device, world_size, visits or {}) if others else [],
         "over_all_shapes": _over_all([m, *others], device, world_size, visits or {}) if others else [],
@@ -441,15 +463,7 @@ def of_script(
         ("script", left + compiled, (min(ratios), max(ratios)), graphs, cost, _break_even(cost, saved)),
     )
     return {
-        "target": target,
-        "device": device.name,
-        "batch_size": None,
-        "length": None,
-        "ac": "none",
-        "dtype": None,
-        "device_bytes": device.total_memory,
-        "world_size": world_size,
-        "batches": [list(batch) for batch in batches],
+        **memory_of_script(memory, device, target, world_size=world_size, batches=batches),
         "assumptions": [*_assumptions(), *_MEMORY_OF_SCRIPT],
         "scopes": [
             {
@@ -463,13 +477,35 @@ def of_script(
             }
             for scope, work, gain, count, paid, pays in rows
         ],
+    }
+
+
+def memory_of_script(
+    memory: Mapping[str, StepMemory],
+    device: Device,
+    target: str,
+    *,
+    world_size: int,
+    batches: Sequence[tuple[int, int]],
+) -> dict[str, Any]:
+    """:func:`of_script` without its scopes: whether the command fits."""
+    names = {"none": "eager", "script": "compiled"}
+    return {
+        "target": target,
+        "device": device.name,
+        "batch_size": None,
+        "length": None,
+        "ac": "none",
+        "dtype": None,
+        "device_bytes": device.total_memory,
+        "world_size": world_size,
+        "batches": [list(batch) for batch in batches],
+        "assumptions": [*_MEMORY_OF_SCRIPT],
+        "scopes": [],
         "blocks": [],
-        "memory": {
-            "eager": _step_memory_dict(memory["none"], device),
-            "compiled": _step_memory_dict(memory["script"], device),
-        },
+        "memory": {names[scope]: _step_memory_dict(found, device) for scope, found in memory.items()},
         "memory_by_scope": [
-            {"scope": scope, **_step_memory_dict(memory[scope], device)} for scope, *_ in rows
+            {"scope": scope, **_step_memory_dict(found, device)} for scope, found in memory.items()
         ],
         "refused": [],
     }
@@ -482,6 +518,7 @@ def _step_memory_dict(found: StepMemory, device: Device) -> dict[str, Any]:
         "peak": peak,
         "fits": fits(peak, device),
         "largest_batch": None,
+        "longest_row": None,
     }
 
 
@@ -557,7 +594,9 @@ def _over_all(
     return found
 
 
-def _memory_dict(m: Measured, device: Device, *, scope: str, world_size: int) -> dict[str, Any] | None:
+def _memory_dict(
+    m: Measured, device: Device, *, scope: str, world_size: int, one_row: bool
+) -> dict[str, Any] | None:
     found = memory(m, scope=scope, batch_size=m.batch_size, length=m.length, world_size=world_size)
     if found is None:
         return None
@@ -565,7 +604,8 @@ def _memory_dict(m: Measured, device: Device, *, scope: str, world_size: int) ->
         **dataclasses.asdict(found),
         "peak": found.peak,
         "fits": fits(found.peak, device),
-        "largest_batch": largest_batch(m, device, scope=scope, world_size=world_size),
+        "largest_batch": None if one_row else largest_batch(m, device, scope=scope, world_size=world_size),
+        "longest_row": longest_row(m, device, scope=scope, world_size=world_size) if one_row else None,
     }
 
 

@@ -25,10 +25,12 @@ def payoff(
     target: str,
     scopes: Sequence[str] = SCOPES,
     shapes: Sequence[tuple[int, int, float]] = (),
+    one_row: bool = False,
     progress: Callable[[ProgressEvent], None] = lambda event: None,
 ) -> dict[str, Any]:
     """What compiling gains and takes for the model of ``options`` on ``target``: ``CheckReport.payoff``. ``shapes``
-    are (rows, length, how often) of the batches that are trained; without them one stands for all.
+    are (rows, length, how often) of the batches that are trained; without them one stands for all. ``one_row`` says that a
+    batch has one row, and that it is its length that can grow.
 
     Raises :class:`InputError` for a model or target that this is not told for and :class:`EnvironmentUnfit`
     where the code cannot be generated here.
@@ -51,6 +53,7 @@ def payoff(
         world_size=options.parallel.world_size,
         others=found.others,
         visits={(rows, length): count for rows, length, count in shapes},
+        one_row=one_row,
     )
 
 
@@ -70,6 +73,7 @@ def shapes_of(options: CheckOptions, forecast: Mapping[str, Any] | None) -> list
 
 def work(task: PayoffTask, send: Send) -> None:
     """In the child."""
+    from cftdiag.passes.settings import process_kept
     from cftdiag.payoff.measure import measure
     from cftdiag.recipe import DepthNotReached
     from cftdiag.target.errors import TargetUnavailable
@@ -79,7 +83,10 @@ def work(task: PayoffTask, send: Send) -> None:
         send(ProgressEvent(phase="lower", text=text))
 
     try:
-        first, *others = measure(task.origin, task.options, task.target, task.scopes, progress, task.shapes)
+        with process_kept(task.options.patch.env):
+            first, *others = measure(
+                task.origin, task.options, task.target, task.scopes, progress, task.shapes
+            )
         send(Counted(measured=first, others=tuple(others)))
     except InputError as error:
         send(Refused(message=str(error)))

@@ -13,8 +13,9 @@ from torch import nn
 from cftdiag import fastforward
 from cftdiag.error_text import one_line
 from cftdiag.errors import InputError
-from cftdiag.options import CheckOptions
+from cftdiag.options import SCOPE_VARIABLE, CheckOptions
 from cftdiag.passes.prepare import Prepared, batch_of_shape, blocks_of, prepare
+from cftdiag.passes.settings import process_kept
 from cftdiag.payoff.eager_work import REST, EagerWork
 from cftdiag.payoff.saved import Saved
 from cftdiag.recipe import BlockGroup, Program, TrainRecipe, apply_recipe, block_groups
@@ -74,6 +75,8 @@ class _Measure:
         self.progress("building the model")
         fastforward.reset()
         prepared = prepare(self.origin, self.options, None)
+        self._stored = _stored_bytes(prepared.subject.model)
+        _cast(prepared.subject.model, prepared.training.dtype)
         if prepared.subject.wrap is not None:
             raise InputError(
                 "what a compile scope gains is told for a model that does not compile itself; leave out the Subject's wrap"
@@ -166,7 +169,8 @@ class _Measure:
             one = part(group.label, group.fqns[0], len(group.fqns))
             if len(group.fqns) > 1:
                 again = saved[group.fqns[1]]
-                self._shared[group.label, at] = one.saved_eager[0].bytes - again[0].bytes
+                for first, second in zip(one.saved_eager, again, strict=True):
+                    self._shared[group.label, (first.batch_size, first.length)] = first.bytes - second.bytes
                 one = dataclasses.replace(one, saved_eager=again)
             blocks[group.label] = one
         loss = None if program.own_loss else part("loss", program.loss.name)
@@ -252,8 +256,10 @@ class _Measure:
         lowered.step(lambda: self._step(prepared, program, at))
         program.zero_grad()
         regions = self._regions(model, program, groups)
-        # the shape that was lowered alone: another one may be another graph
-        saved = self._saved(prepared, program, regions, [at])
+        # the shape that was lowered alone, where another one may be another graph
+        lowered.open = False
+        alike = not self.origin.from_config and prepared.compile_kwargs.get("dynamic") is True
+        saved = self._saved(prepared, program, regions, self._shapes(prepared, at) if alike else [at])
         chunks = self._chunks(at)
 
         def done(part: Part, region: str, times: int = 1) -> Part:
@@ -262,7 +268,9 @@ class _Measure:
                 part,
                 compiled=work.times(times),
                 saved_compiled=tuple(
-                    dataclasses.replace(p, bytes=p.bytes - self._shared.get((part.name, at), 0))
+                    dataclasses.replace(
+                        p, bytes=p.bytes - self._shared.get((part.name, (p.batch_size, p.length)), 0)
+                    )
                     for p in saved[region]
                 ),
                 graphs=lowered.graphs(part.name if region in first else region),
@@ -293,8 +301,10 @@ class _Measure:
         fastforward.reset()
         # a method changes the model for the scope that it is compiled under
         options = self.options.with_(compile_scope=scope, **({"layers": "auto"} if few else {}))
-        prepared = prepare(self.origin, options, None)
+        with process_kept({SCOPE_VARIABLE: scope}):
+            prepared = prepare(self.origin, options, None)
         model = prepared.subject.model
+        _cast(model, prepared.training.dtype)
         lowered = _Lowered()
         at = self._places[0]
         with fastforward.SkipMode():
@@ -349,8 +359,10 @@ class _Measure:
             rest=parts["rest"],
             parameters=sum(p.numel() for p in everything),
             trained=sum(p.numel() for p in trained),
-            parameter_bytes=_parameter_bytes(everything),
-            trained_bytes=_parameter_bytes(trained),
+            parameter_bytes=self._stored[0],
+            trained_bytes=self._stored[1],
+            gathered_bytes=_parameter_bytes(everything),
+            always_sharded=prepared.training.always_sharded,
             block_bytes=max(of_block.values(), default=0),
             root_bytes=_parameter_bytes(everything) - sum(of_block.values()),
             logits_elements=rows * -(-length // self._chunks(at)) * vocabulary,
@@ -365,11 +377,15 @@ class _Lowered:
         self._graphs: dict[str, list[Lowered]] = {}
         self._seconds: dict[str, float] = {}
         self._since = 0.0
+        self.open = True
+        """Graphs that come later are of no interest."""
 
     def of(self, name: str) -> Callable[[Lowered], None]:
         """A receiver of the graphs of one region."""
 
         def on_graph(graph: Lowered) -> None:
+            if not self.open:
+                return
             now = time.monotonic()
             self._graphs.setdefault(name, []).append(graph)
             self._seconds[name] = self._seconds.get(name, 0.0) + now - self._since
@@ -389,6 +405,23 @@ class _Lowered:
 
     def seconds(self, name: str) -> float:
         return round(self._seconds.get(name, 0.0), 2)
+
+
+def _stored_bytes(model: nn.Module) -> tuple[int, int]:
+    """Of all parameters and of the trained ones, as they are between two steps."""
+    everything = list(model.parameters())
+    return _parameter_bytes(everything), _parameter_bytes(p for p in everything if p.requires_grad)
+
+
+def _cast(model: nn.Module, dtype: str | None) -> None:
+    """Give the parameters the dtype that FSDP2 gathers them in."""
+    if dtype is None:
+        return
+    with fastforward.SkipMode(), torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.is_floating_point() and type(parameter) is nn.Parameter:
+                parameter.data = parameter.data.to(getattr(torch, dtype))
+    fastforward.mark_weights(model)
 
 
 def _parameter_bytes(parameters: Any) -> int:

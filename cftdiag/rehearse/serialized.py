@@ -28,6 +28,7 @@ def install(*, here: bool) -> None:
     _replace_load(here)
     if here:
         after_import("safetensors", _open_here)
+        after_import("torch.distributed.checkpoint.staging", _stage_here)
     real = torch.save
 
     @functools.wraps(real)
@@ -69,6 +70,22 @@ def _open_here(module: ModuleType) -> None:
         return real(filename, framework=framework, device="cpu", **kwargs)
 
     module.__dict__["safe_open"] = safe_open
+
+
+def _stage_here(module: ModuleType) -> None:
+    """Copy what an asynchronous checkpoint stages within this machine's memory: nothing is pinned for a device that only
+    answers.
+    """
+    plain = module.StagingOptions(
+        use_pinned_memory=False, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=False
+    )
+    real = module.DefaultStager.__init__
+
+    @functools.wraps(real)
+    def initialise(self: Any, config: Any = plain) -> None:
+        real(self, plain)
+
+    module.DefaultStager.__init__ = initialise
 
 
 def _is_archive(path: Any) -> bool:

@@ -76,7 +76,9 @@ def _payoff(found: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """The tables of what compiling gains and takes, and their sentences."""
     if not found:
         return None
-    tables: list[tuple[Sequence[str], list[list[str]]]] = [(payoff.SCOPES, payoff.scope_rows(found))]
+    tables: list[tuple[Sequence[str], list[list[str]]]] = []
+    if scopes := payoff.scope_rows(found):
+        tables.append((payoff.SCOPES, scopes))
     if shapes := payoff.shape_rows(found):
         tables.append((payoff.shape_columns(found), shapes))
     return {"title": payoff.title(found), "tables": tables, "sentences": payoff.sentences(found)}

@@ -87,7 +87,8 @@ def _payoff(data: Mapping[str, Any]) -> list[str]:
         return [[plain_text(cell) for cell in row] for row in rows]
 
     parts = ["## Gain and memory", f"{plain_text(payoff.title(found))}."]
-    parts.append(table(payoff.SCOPES, plain(payoff.scope_rows(found))))
+    if scopes := payoff.scope_rows(found):
+        parts.append(table(payoff.SCOPES, plain(scopes)))
     if shapes := payoff.shape_rows(found):
         parts.append(table(payoff.shape_columns(found), plain(shapes)))
     return [*parts, _list(payoff.sentences(found))]

@@ -22,7 +22,8 @@ def show(console: Console, data: Mapping[str, Any]) -> None:
     for row, scope in zip(rows, found["scopes"], strict=True):
         if scope["gain"][0] >= 1.02:
             row[4] = Text(str(row[4]), style="green")
-    print_table(console, rows, SCOPES, right=range(1, len(SCOPES)))
+    if rows:
+        print_table(console, rows, SCOPES, right=range(1, len(SCOPES)))
     if shapes := shape_rows(found):
         print_line(console)
         print_table(console, shapes, shape_columns(found), right=range(1, len(shape_columns(found))))
@@ -45,7 +46,8 @@ def title(found: Mapping[str, Any]) -> str:
     ac = "" if found["ac"] == "none" else f", checkpointing {found['ac']}"
     ranks = "" if found["world_size"] == 1 else f", {found['world_size']} ranks"
     if found["length"] is None:
-        return f"Gain on {found['device']}: the last step of the command{ranks} (estimated)"
+        what = "Gain" if found["scopes"] else "Memory"
+        return f"{what} on {found['device']}: the last step of the command{ranks} (estimated)"
     return f"Gain on {found['device']}: batch {found['batch_size']} x {found['length']} tokens, {found['dtype']}{ac}{ranks} (estimated)"
 
 
@@ -59,6 +61,8 @@ def _fits(taken: Mapping[str, Any] | None, found: Mapping[str, Any]) -> list[str
     if taken is None:
         return ["", ""]
     most = taken["largest_batch"]
+    if taken.get("longest_row"):
+        return [bytes_(taken["peak"]), f"1 x {taken['longest_row']:,}"]
     return [
         bytes_(taken["peak"]),
         f"{_most(most)} x {found['length']}" if most else _most(most),
@@ -139,7 +143,7 @@ def steps_to_pay(low_high: Sequence[int] | None) -> str:
 
 def sentences(found: Mapping[str, Any]) -> list[str]:
     """What the table cannot hold: where the time goes, memory, assumptions."""
-    lines = [_products(found)]
+    lines = [_products(found)] if found["scopes"] else []
     for name in ("eager", "compiled"):
         taken = found["memory"].get(name)
         if taken is not None:
@@ -165,6 +169,8 @@ def _memory(taken: Mapping[str, Any], found: Mapping[str, Any]) -> str:
     parts = ", ".join(f"{name} {bytes_(taken[name])}" for name in PARTS if taken.get(name))
     largest = taken["largest_batch"]
     up_to = "" if largest is None else f", up to {largest} x {found['length']}"
+    if taken.get("longest_row"):
+        up_to = f", up to a row of {taken['longest_row']:,} tokens (max_tokens_per_gpu)"
     # a report that was saved by an earlier release has no device's memory
     room = "" if found.get("device_bytes") is None else f" {bytes_(found['device_bytes'])}"
     fits = "yes" if taken["fits"] else "no"

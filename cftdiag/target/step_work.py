@@ -100,9 +100,13 @@ class Measured:
     parameter_bytes: int = 0
     trained_bytes: int = 0
     block_bytes: int = 0
-    """Parameters of the largest block."""
+    """Parameters of the largest block, in the dtype of forward and backward."""
     root_bytes: int = 0
-    """Parameters outside of all blocks, which stay gathered between forward and backward."""
+    """The same of parameters outside of all blocks, which stay gathered between forward and backward."""
+    gathered_bytes: int = 0
+    """The same of all parameters."""
+    always_sharded: bool = False
+    """FSDP2 gathers on a single rank too."""
     logits_elements: int = 0
     """Logits that are alive at once: one chunk's."""
     refused: tuple[tuple[str, str], ...] = ()

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
+from cftdiag.torch_private import dynamo
 from cftdiag.torch_private.names import Name, by_alias, resolve
 
 _LOST = "a training script cannot be checked without its GPUs (check -- COMMAND)"
@@ -129,6 +130,8 @@ def around_backward(context: Callable[[], AbstractContextManager[Any]]) -> None:
 
         @functools.wraps(real)
         def run(*args: Any, **kwargs: Any) -> Any:
+            if dynamo.try_get() is not None:
+                return real(*args, **kwargs)  # a graph is being made, as for the device itself
             with context():
                 return real(*args, **kwargs)
 

@@ -98,3 +98,38 @@ def test_configuration_words_and_command_agree(
         found[name] = told(json.loads(file.read_text()))
     assert found["words"] == found["configuration"] == found["command"]
     assert found["words"]["verdict"] == "viable" and sum(found["words"]["compiled"].values()) >= 1
+
+
+@pytest.mark.everything("two minutes: a check and a rehearsal for a GPU; each half has tests of its own")
+def test_configuration_and_command_hold_the_same(
+    cftdiag_command: Command, model: Path, tmp_path: Path
+) -> None:
+    """Memory of a rank of two: by the formula of the configuration, and by the tensors of the rehearsed trainer."""
+    values: dict[str, Any] = {
+        "model_name_or_path": str(model), "random_init": True, "data_path": str(demo.data_of(model, "sft")),
+        "max_tokens_per_gpu": 512, "batch_size": 6, "max_steps": 3, "compile_scope": "block+loss", "export": False,
+        "output_dir": str(tmp_path / "out"),
+    }  # fmt: skip
+    config = tmp_path / "run.yaml"
+    config.write_text(json.dumps(values))
+    ways = {
+        "configuration": ["--config", str(config)],
+        "command": ["--steps", "3", "--", sys.executable, "-m", "trainer", "--config", str(config)],
+    }
+    found = {}
+    for name, arguments in ways.items():
+        file = tmp_path / f"{name}.json"
+        done = cftdiag_command(
+            "check", "--target", "h200", "--fit", "--world-size", "2", "--no-verify", "--timeout", "3600", "--json", str(file), *arguments
+        )  # fmt: skip
+        assert done.returncode == 0, (name, done.stderr, done.stdout)
+        found[name] = json.loads(file.read_text())["payoff"]
+    held, counted = found["command"]["memory"]["compiled"], found["configuration"]["memory"]["compiled"]
+    for part in ("parameters", "gradients", "optimizer"):
+        assert held[part] == pytest.approx(counted[part], rel=0.02), part
+    [*_, largest] = sorted(found["command"]["batches"], key=lambda at: at[1])
+    saved = counted["saved"] * largest[1] / found["configuration"]["length"]
+    assert held["kept_for_backward"] == pytest.approx(saved, rel=0.1), (
+        "the mask grows with the square of the length"
+    )
+    assert counted["longest_row"] > found["configuration"]["length"]

@@ -7,7 +7,7 @@ import io
 
 import pytest
 
-from cftdiag.payoff.estimate import HIDDEN, SEEN, formula, largest_batch, memory, scopes, to_dict
+from cftdiag.payoff.estimate import HIDDEN, SEEN, formula, largest_batch, longest_row, memory, scopes, to_dict
 from cftdiag.payoff.shapes import representatives
 from cftdiag.report import html, markdown
 from cftdiag.report import payoff as section
@@ -76,6 +76,7 @@ def measured(**changed: object) -> Measured:
             trained_bytes=2 * GB,
             block_bytes=GB // 10,
             root_bytes=GB // 2,
+            gathered_bytes=2 * GB,
             logits_elements=10**7,
         ),
         **changed,
@@ -184,6 +185,20 @@ def test_the_largest_batch_is_the_last_that_fits() -> None:
     assert largest_batch(squares, H200, scope="block+loss") == rows
     assert largest_batch(squares, H200, scope="block+loss", length=1024) is None
     assert largest_batch(m, H200, scope="block+loss", length=1024) in (2 * rows, 2 * rows + 1)
+
+
+def test_of_a_configuration_the_longest_row_is_told() -> None:
+    m = measured(always_sharded=True, gathered_bytes=GB)
+    row = longest_row(m, H200, scope="block+loss")
+    assert row is not None
+    peaks = [memory(m, scope="block+loss", batch_size=1, length=n) for n in (row, row + 1)]
+    room = H200.total_memory * 0.97
+    assert peaks[0] is not None and peaks[1] is not None and peaks[0].peak <= room < peaks[1].peak
+    assert peaks[0].gathered == GB // 5 + GB // 2, "FSDP2 on one rank gathers, too"
+    data = to_dict(m, H200, one_row=True)
+    assert data["memory"]["compiled"]["largest_batch"] is None
+    assert f"up to a row of {row:,} tokens (max_tokens_per_gpu)" in " ".join(section.sentences(data))
+    assert section.scope_rows(data)[3][-1] == f"1 x {row:,}"
 
 
 def test_each_scope_has_its_memory() -> None:

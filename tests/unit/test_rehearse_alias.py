@@ -52,3 +52,16 @@ def test_what_backward_runs_meets_the_device_too(monkeypatch: pytest.MonkeyPatch
         (2 * x).sum().backward()
         torch.autograd.backward(2 * x, torch.ones(2))
     assert x.grad is not None and x.grad.tolist() == [6.0, 6.0]
+
+
+def test_a_backward_that_makes_a_graph_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is traced for the target names it; mapped to this machine, one graph would be of two devices."""
+    monkeypatch.setattr(torch.autograd, "_engine_run_backward", torch.autograd._engine_run_backward)
+    alias, inside = Alias(DEVICES["h200"]), []
+    around_backward(lambda: alias)
+    x = torch.ones(2, requires_grad=True)
+    x.register_hook(lambda grad: inside.append(torch.overrides._get_current_function_mode_stack()))
+    x.sum().backward()
+    with torch._guards.tracing(torch._guards.TracingContext(None)):
+        x.sum().backward()
+    assert inside == [[alias], []]

@@ -5,11 +5,12 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
+import pytest
 import safetensors.torch
 import torch
 
 from cftdiag.fastforward import SKIPPED, mark
-from cftdiag.rehearse.serialized import hollow, sparse
+from cftdiag.rehearse.serialized import _stage_here, hollow, sparse
 
 NAMES = {dtype: name for name, dtype in safetensors.torch._TYPES.items()}
 
@@ -45,3 +46,17 @@ def test_safetensors_file_has_holes_for_what_is_not_computed(tmp_path: Path) -> 
     }
     assert again["part"].tolist() == list(range(8, 16))
     assert again["column"].tolist() == [[0.0, 3.0], [1.0, 4.0], [2.0, 5.0]]
+
+
+def test_nothing_is_pinned_for_a_device_that_only_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.distributed.checkpoint import staging
+
+    monkeypatch.setattr(staging.DefaultStager, "__init__", staging.DefaultStager.__init__)
+    on_device = staging.StagingOptions(
+        use_pinned_memory=True, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=True
+    )
+    with pytest.raises(AssertionError):
+        staging.DefaultStager(on_device)
+    _stage_here(staging)
+    staged = staging.DefaultStager(on_device).stage({"weight": torch.ones(2)})
+    assert staged["weight"].tolist() == [1.0, 1.0]

@@ -16,7 +16,7 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from cftdiag.payoff.allocations import Allocations
-from cftdiag.payoff.estimate import CONTEXT_BYTES, HIDDEN, SEEN, of_script
+from cftdiag.payoff.estimate import CONTEXT_BYTES, HIDDEN, SEEN, memory_of_script, of_script
 from cftdiag.rehearse.step_work import StepWork
 from cftdiag.report import html, markdown
 from cftdiag.report import payoff as section
@@ -121,6 +121,23 @@ def test_what_stays_eager_counts_on_both_sides() -> None:
     assert "the command decides its batch" in text
     check = check_samples.viable() | {"payoff": data}
     assert "the last step of the command" in html.render(check) and "script" in markdown.render(check)
+
+
+def test_a_command_that_cannot_do_without_compile_is_told_its_memory() -> None:
+    held = StepMemory(
+        parameters=GB, gradients=GB, optimizer=2 * GB, gathered=0, saved=4 * GB, transient=GB, other=0, kept_for_backward=5 * GB,
+    )  # fmt: skip
+    data = memory_of_script({"script": held}, H200, "h200", world_size=2, batches=[(1, 2048)])
+    out = io.StringIO()
+    section.show(console_for(out, 200), {"payoff": data})
+    assert "Memory on NVIDIA H200: the last step of the command, 2 ranks (estimated)" in out.getvalue()
+    assert (
+        "fits 150.1 GB: yes at 1 x 2048" in " ".join(out.getvalue().split())
+        and "pays after" not in out.getvalue()
+    )
+    check = check_samples.viable() | {"payoff": data}
+    for text in (html.render(check), markdown.render(check)):
+        assert "fits 150.1 GB: yes" in text and "pays after" not in text
 
 
 def test_what_a_graph_needs_inside_grows_with_its_symbolic_inputs(allocations: Allocations) -> None:

@@ -227,6 +227,8 @@ class StepDetail(Detail):
     end: Mapping[str, Any] | None = None
     blocks: tuple[tuple[str, str], ...] | None = None
     """(name, class) of compiled modules."""
+    trained: Mapping[str, int] | None = None
+    """Elements of the parameters that the optimizer updates, by dtype."""
     lost: int | None = None
     """Lines that could not be written."""
     first: int | None = None
@@ -239,6 +241,7 @@ class StepDetail(Detail):
         "session",
         "end",
         "blocks",
+        "trained",
         "lost",
         "first",
         "seconds",

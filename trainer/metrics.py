@@ -134,7 +134,9 @@ def summary(record: dict[str, Any]) -> str:
     if missed := record.get("cache_misses"):
         parts.append(f"missed {missed[0]['cache']}: {missed_key(missed[0])}")
     if record["recompiles"]:
-        parts.append(f"{len(record['recompiles'])} recompiles: {record['recompiles'][0]['reason']}")
+        first = record["recompiles"][0]
+        told = "; ".join(text for text in (first.get("cause"), first.get("note")) if text)
+        parts.append(f"{len(record['recompiles'])} recompiles: {first['reason']}{told and f' ({told})'}")
     if record.get("leak") is not None:
         parts.append(f"leak {record['leak']:.1e}")
     if record.get("val_loss") is not None:

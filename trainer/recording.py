@@ -14,9 +14,14 @@ from typing import Any
 
 from torch import nn
 
+from cftdiag import guards
 from cftdiag.cache_keys import Notes
 from cftdiag.capture import Recorder, track
 from cftdiag.events import Event
+from cftdiag.monitor.event_cause import LiveDiagnosis
+
+#: What is told of a recompile that a CPU has of its own.
+ON_CPU = "expected once on a CPU: Inductor's C++ code adds up other numbers of values in other ways"
 
 
 class Recording:
@@ -24,6 +29,7 @@ class Recording:
 
     def __init__(self, *, rank: int) -> None:
         self.recorder = Recorder(rank=rank, cache_notes=Notes())
+        self._diagnosis = LiveDiagnosis()
         self._seen = 0
 
     def watch(self, model: nn.Module, blocks: Mapping[str, nn.Module], *, compiled: bool) -> None:
@@ -36,10 +42,10 @@ class Recording:
                 track(block, name, self.recorder)
 
     def step(self) -> dict[str, Any]:
-        """Of the events since the last call: ``compile_seconds``, ``graphs`` (compiled), ``recompiles`` with block and
-        reason, and, where compile caches were asked, ``caches``: number by cache and answer (``hit``, ``miss``,
-        ``bypass``), and for each miss of which an earlier key is known ``cache_misses``: cache, compile and block, the
-        nearest key and what of it is another.
+        """Of the events since the last call: ``compile_seconds``, ``graphs`` (compiled), ``recompiles`` with block, reason,
+        cause (a key of `cftdiag explain`) and what else is known of it (``note``), and, where compile caches were
+        asked, ``caches``: number by cache and answer (``hit``, ``miss``, ``bypass``), and for each miss of which an
+        earlier key is known ``cache_misses``: cache, compile and block, the nearest key and what of it is another.
         """
         events = self.recorder.events[self._seen :]
         self._seen += len(events)
@@ -60,10 +66,21 @@ class Recording:
         return {
             "compile_seconds": round(sum(e.seconds.get("total", 0.0) for e in compiles), 3),
             "graphs": sum(e.compiled.status == "ok" for e in compiles),
-            "recompiles": [{"block": e.block, "reason": _reason(e)} for e in events if e.kind == "recompile"],
+            "recompiles": [self._recompile(e) for e in map(self._explained, events) if e.kind == "recompile"],
             **({"caches": dict(asked)} if asked else {}),
             **({"cache_misses": missed} if missed else {}),
         }
+
+    def _explained(self, event: Event) -> Event:
+        try:
+            return self._diagnosis.explain(event)
+        except Exception:  # noqa: BLE001 - what cannot be explained must not end the training
+            return event
+
+    def _recompile(self, event: Event) -> dict[str, Any]:
+        place = guards.inductor_place(event.guard.added if event.guard is not None else None)
+        note = {"note": ON_CPU} if "_inductor/codegen/cpp.py" in place else {}
+        return {"block": event.block, "reason": _reason(event), "cause": event.detail.cause, **note}
 
     def eager_blocks(self, blocks: Mapping[str, nn.Module]) -> list[str]:
         """Blocks that ran no compiled graph so far.

@@ -40,7 +40,7 @@ def differences(run: RunFiles, eager: RunFiles) -> list[str]:
     for key in sorted((own.keys() & other.keys()) - _BESIDE):
         if own[key] != other[key]:
             found.append(f"{key.replace('_', '-')} {other[key]}, not {own[key]}")
-    return [*found, *_shapes(run, eager)]
+    return [*found, *_trained(run, eager), *_shapes(run, eager)]
 
 
 def _head(run: RunFiles) -> Mapping[str, Any]:
@@ -49,6 +49,17 @@ def _head(run: RunFiles) -> Mapping[str, Any]:
 
 def _unlike(name: str, mine: Any, yours: Any) -> list[str]:
     return [f"{name} {yours}, not {mine}"] if mine and yours and mine != yours else []
+
+
+def _trained(run: RunFiles, eager: RunFiles) -> list[str]:
+    mine, yours = (next((s.trained for s in one.sessions if s.trained), {}) for one in (run, eager))
+    if not mine or not yours or mine == yours:
+        return []
+    return [f"trained parameters {_counts(yours)}, not {_counts(mine)}"]
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return " and ".join(f"{count:,} {dtype}" for dtype, count in sorted(counts.items()))
 
 
 def _shapes(run: RunFiles, eager: RunFiles) -> list[str]:

@@ -239,8 +239,11 @@ class Monitor:
         if self._manual or not self._open:
             return
         try:
+            begins = not self._begun
             if self._clock.stepped(optimizer):
                 self._ended()
+            if begins and self._journal is not None:
+                self._journal.note(self.steps, StepDetail(trained=process_info.trained(optimizer)))
         except Exception as error:  # noqa: BLE001 - runs inside the user's training, which a bug of ours must not reach
             self._warn(f"internal error at a step's end: {type(error).__name__}: {error}")
         if self._boundary is not None:

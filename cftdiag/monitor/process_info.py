@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import os
 import platform
 import socket
@@ -84,6 +85,15 @@ def facts(settings: Mapping[str, Any]) -> dict[str, Any]:
         "settings": dict(settings),
         "torch_settings": _torch_settings(),
     }
+
+
+def trained(optimizer: Any) -> dict[str, int]:
+    """Elements of the parameters that an optimizer updates, by dtype; of sharded ones all shards together."""
+    counts: collections.Counter[str] = collections.Counter()
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            counts[str(parameter.dtype).removeprefix("torch.")] += parameter.numel()
+    return dict(counts)
 
 
 def _torch_settings() -> list[str]:

@@ -43,6 +43,8 @@ class Session:
     steps: list[Step] = dataclasses.field(default_factory=list)
     blocks: list[tuple[str, str]] = dataclasses.field(default_factory=list)
     """(name, class) of the compiled modules, where they were found."""
+    trained: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """Elements of the trained parameters by dtype, where they were seen."""
     lost: int = 0
 
 
@@ -173,6 +175,7 @@ def _sessions(file: Path, problems: list[str]) -> Iterator[Session]:
             continue
         current.end = note.end if note.end is not None else current.end
         current.blocks += note.blocks or ()
+        current.trained = note.trained or current.trained
         current.lost += note.lost or 0
         current.steps += steps_of(event)
     if current is not None:

@@ -386,7 +386,7 @@ class _Lowered:
         def on_graph(graph: Lowered) -> None:
             if not self.open:
                 return
-            now = time.monotonic()
+            now = time.process_time()
             self._graphs.setdefault(name, []).append(graph)
             self._seconds[name] = self._seconds.get(name, 0.0) + now - self._since
             self._since = now
@@ -394,7 +394,7 @@ class _Lowered:
         return on_graph
 
     def step(self, run: Callable[[], Any]) -> None:
-        self._since = time.monotonic()
+        self._since = time.process_time()
         run()
 
     def work(self, name: str, half: bool) -> Work:

@@ -15,7 +15,9 @@ from cftdiag.bench.driver import Run, Sample
 from cftdiag.bench.same import differences
 from cftdiag.bench.summary import to_dict
 from cftdiag.cli.main import run as command
+from cftdiag.details import StepDetail
 from cftdiag.errors import InputError
+from cftdiag.events import Event
 from cftdiag.monitor import comparable, load_run, report
 from cftdiag.report import bench as view
 from cftdiag.report.bench_plot import figure, save
@@ -215,12 +217,18 @@ def test_an_eager_run_of_something_else_is_refused(tmp_path: Path) -> None:
             tmp_path / name, {0: [samples.head(**head), *more, samples.steps(1, [3.0, 0.5, 0.5])]}
         )
 
-    mine = recorded("mine", samples.compiled(), trainer={"batch_size": 8, "compile_scope": "block"})
+    def trained(count: int) -> Event:
+        return Event(kind="step", time=1001.0, rank=0, step=1, detail=StepDetail(trained={"float32": count}))
+
+    mine = recorded(
+        "mine", trained(6), samples.compiled(), trainer={"batch_size": 8, "compile_scope": "block"}
+    )
     same = recorded("same", trainer={"batch_size": 8, "compile_scope": "none"})
     assert report(mine, eager=same)["timing"]["eager_step_s"] == 0.5
     wrong = {
         "ranks 2, not 1": recorded("ranks", world_size=2),
         "1 graphs compiled in it": recorded("compiled", samples.compiled()),
+        "trained parameters 8 float32, not 6 float32": recorded("model", trained(8)),
         "batch-size 4, not 8": recorded("batch", trainer={"batch_size": 4, "compile_scope": "none"}),
     }
     for said, path in wrong.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import monitor_samples as samples
 
+from cftdiag.events import Guard
 from trainer import metrics
 from trainer.recording import Recording
 
@@ -49,3 +50,21 @@ def test_a_miss_says_what_of_its_key_is_another() -> None:
     }
     text = metrics.summary({**record, **step})
     assert text.endswith("missed fx_graph: differs from 0/0 of 2026-11-30 09:12 in torch_version")
+
+
+def test_a_recompile_has_its_cause_and_what_a_cpu_has_of_its_own_is_told() -> None:
+    recording = Recording(rank=0)
+    expression = "1025 <= x.size()[1] <= 4096"
+    guard = Guard(expression=expression, added="_inductor/codegen/cpp.py:2100 in need_use_acc_helper")
+    recording.recorder.events += [samples.event("recompile", guard=guard), samples.event("recompile", step=2)]
+    [on_cpu, anywhere] = recording.step()["recompiles"]
+    assert on_cpu["cause"] == "inductor_size_regime" and "expected once on a CPU" in on_cpu["note"]
+    assert anywhere["cause"] == "seq_len" and "note" not in anywhere
+    record = {
+        "step": 2, "loss": 1.0, "grad_norm": 1.0, "grad_norm_raw": 1.0, "lr": 1.0, "tokens_per_second": 1.0, "compile_seconds": 3.0,
+    }  # fmt: skip
+    text = metrics.summary({**record, "recompiles": [on_cpu]})
+    assert f"1 recompiles: {expression}" in text and "(inductor_size_regime; expected once on a CPU" in text
+    assert text.count("(") - 1 == metrics.summary(
+        {**record, "recompiles": [{"reason": on_cpu["reason"]}]}
+    ).count("(")

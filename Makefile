@@ -49,7 +49,7 @@ bench: $(STAMP)  ## the check against torch._dynamo.explain, what the monitor co
 	$(BIN)/python -m tests.bench.monitor_cost
 	$(BIN)/python -m tests.bench.target_speed
 
-bench-peers: $(STAMP)  ## other trainers and ours on the same model, rows and order, in turn; PEERS_ARGS="--docs docs/benchmarks/DATE-peers.md"
+bench-peers: $(STAMP)  ## other trainers and ours on the same model, rows and order, in turn; PEERS_ARGS="--docs docs/benchmarks/DATE-peers.md --environments DIR"
 	$(BIN)/python -m tests.bench.peers $(PEERS_ARGS)
 
 bench-recipes: $(STAMP)  ## each recipe of the trainer eager and under every compile scope; RECIPES_ARGS="--docs docs/benchmarks/DATE-recipes.md"

@@ -12,7 +12,14 @@ from typing import Any
 
 import torch
 from torch.utils.data import SequentialSampler
-from transformers import AutoConfig, AutoModelForCausalLM, Trainer, TrainingArguments, set_seed
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    Trainer,
+    TrainingArguments,
+    set_seed,
+)
 
 
 def main(which: str, folder: Path, *, compiled: bool) -> None:
@@ -39,15 +46,13 @@ def main(which: str, folder: Path, *, compiled: bool) -> None:
             def _get_train_sampler(self, dataset: Any = None) -> Any:
                 return SequentialSampler(dataset if dataset is not None else self.train_dataset)
 
-        from trainer.demo import tokenizer
-
         made = InOrder(
             model=model,
             args=SFTConfig(
                 **common, max_length=None, packing=False, dataset_kwargs={"skip_prepare_dataset": True}
             ),
             train_dataset=Dataset.from_list([{"input_ids": r["input_ids"]} for r in rows]),
-            processing_class=tokenizer(),
+            processing_class=AutoTokenizer.from_pretrained(folder / "model"),
         )
     else:
 

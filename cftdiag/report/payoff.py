@@ -83,7 +83,8 @@ def _row(scope: Mapping[str, Any]) -> list[str]:
         *known,
         gain(scope["gain"]),
         str(scope["graphs"]),
-        f"{scope['compile_seconds']:.0f} s",
+        # a report that was saved by an earlier release has no range
+        _range(scope.get("compile_seconds_range") or [scope["compile_seconds"]], "s"),
         steps_to_pay(scope["break_even_steps"]),
     ]
 

@@ -7,7 +7,17 @@ import io
 
 import pytest
 
-from cftdiag.payoff.estimate import HIDDEN, SEEN, formula, largest_batch, longest_row, memory, scopes, to_dict
+from cftdiag.payoff.estimate import (
+    HIDDEN,
+    LAYER_OF_MANY,
+    SEEN,
+    formula,
+    largest_batch,
+    longest_row,
+    memory,
+    scopes,
+    to_dict,
+)
 from cftdiag.payoff.shapes import representatives
 from cftdiag.report import html, markdown
 from cftdiag.report import payoff as section
@@ -128,7 +138,16 @@ def test_what_compiling_costs_is_paid_back_step_by_step() -> None:
     low, high = block.break_even or (0, 0)
     assert low - 1 < block.compile_seconds / max(spared) <= low
     assert high - 1 < block.compile_seconds / min(spared) <= high
-    assert rows["model"].compile_seconds == pytest.approx(8.0 + 9 * 5.0 + 2 * 0.7)
+    assert block.compile_range == (block.compile_seconds, block.compile_seconds), "all of it was lowered"
+    model = rows["model"]
+    assert model.compile_seconds == pytest.approx(8.0 + 9 * 5.0 + 2 * 0.7)
+    few, many = (8.0 + 9 * 5.0 * share + 2 * 0.7 for share in LAYER_OF_MANY)
+    assert model.compile_range == (pytest.approx(few), pytest.approx(many))
+    spared = [rows["none"].seconds[b].total - model.seconds[b].total for b in (HIDDEN, SEEN)]
+    low, high = model.break_even or (0, 0)
+    assert low - 1 < few / max(spared) <= low and high - 1 < many / min(spared) <= high
+    row = {row["scope"]: row for row in to_dict(measured(), H200)["scopes"]}["model"]
+    assert section._row(row)[6] == f"{few:.0f}-{many:.0f} s"
 
 
 def test_nothing_to_gain_is_said() -> None:

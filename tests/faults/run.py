@@ -141,6 +141,7 @@ def one(
     order = Random(f"{seed}/order").sample(names, k=len(names))
     name = injector or order[index % len(order)]
     rejected: list[str] = []
+    whole = {"all": True, "none": False}.get(proofs, Random(f"{seed}/{index}/proofs").random() < WHOLE)
     began = bench.used()
     for attempt in range(TRIES):
         random = Random(f"{seed}/{index}/{attempt}")
@@ -148,7 +149,8 @@ def one(
         shutil.rmtree(where, ignore_errors=True)
         second = random.random() < SECOND
         program = draw(known, name, random, where, second=second, architecture=architecture)
-        truth = bench.truth.observe(program.path, backend=_backend(program))
+        backend = _backend(program, joint=whole)
+        truth = bench.truth.observe(program.path, backend=backend)
         if needs_eager(program):
             truth["events"] += differ(program, truth, bench.truth.observe(program.path, backend=""))
         (where / "torch_log.txt").write_text(
@@ -193,10 +195,9 @@ def one(
         result.wrong = [f"the remedy of {name}, carried out by hand, leaves the fault" for name in left]
         result.seconds = bench.used() - began
         return result
-    whole = {"all": True, "none": False}.get(proofs, Random(f"{seed}/{index}/proofs").random() < WHOLE)
     numbers = any(p.fault.kind == "numerics" for p in program.placed)
     needed = any(not p.fault.advice for p in program.placed)
-    joint = whole or numbers or _backend(program) != "eager"
+    joint = numbers or backend != "eager"
     by_name = {p.injector: p for p in program.placed}
 
     def mended(name: str) -> bool:
@@ -218,13 +219,18 @@ def one(
         result.wrong = compare(report, wanted, program, mended)
         if not truth["error"]:
             result.wrong += compiles_differ(report, truth)
-        _carry_out(bench, program, report, truth, result)
+        _carry_out(bench, program, report, truth, backend, result)
     result.seconds = bench.used() - began
     return result
 
 
 def _carry_out(
-    bench: Bench, program: Program, report: dict[str, Any], truth: dict[str, Any], result: Result
+    bench: Bench,
+    program: Program,
+    report: dict[str, Any],
+    truth: dict[str, Any],
+    backend: str,
+    result: Result,
 ) -> None:
     """Do every verified remedy again, by what its reader reads, in torch's own process."""
     after: dict[str, Any] = {}
@@ -235,14 +241,17 @@ def _carry_out(
         except carry_out.NotMechanical:
             continue
         if edit not in after:
-            after[edit] = bench.truth.observe(program.path, backend=_backend(program), edit=edit)
+            after[edit] = bench.truth.observe(program.path, backend=backend, edit=edit)
             result.carried_out += 1
         result.wrong += refuted(finding, remedy, program, truth, after[edit])
 
 
-def _backend(program: Program) -> str:
-    """Breaks and recompiles are Dynamo's; what fails in the backward graph, or is about it, needs AOTAutograd."""
-    return "aot_eager" if any(p.fault.kind in ("error", "perf") for p in program.placed) else "eager"
+def _backend(program: Program, *, joint: bool = False) -> str:
+    """Breaks and recompiles are Dynamo's; what fails in the backward graph, or is about it, needs AOTAutograd, and so
+    does a check of depth joint: a float that AOTAutograd cannot turn into a tensor is a constant of its graphs.
+    """
+    needed = joint or any(p.fault.kind in ("error", "perf") for p in program.placed)
+    return "aot_eager" if needed else "eager"
 
 
 def _line(event: dict[str, Any]) -> str:

@@ -71,9 +71,9 @@ def observe(path: str, *, backend: str, edit: str) -> dict[str, Any]:
         logging.getLogger(name).addHandler(log)
     change = carry_out.read(edit)
     carry_out.run_lines(change.settings)
-    graphs: list[int] = []
+    given: dict[str, int] = {}
     if backend:
-        _count_graphs(backend, lambda: graphs.append(log.step))
+        _note_graphs(backend, lambda name: given.setdefault(name, log.step))
     sys.path.insert(0, str(Path(path).parent))
     import program
 
@@ -103,6 +103,7 @@ def observe(path: str, *, backend: str, edit: str) -> dict[str, Any]:
     assert not any(name.partition(".")[0] == "cftdiag" for name in sys.modules), (
         "our code is in the process of the truth"
     )
+    graphs = list(given.values())
     if not error:
         _note_silence(log, calls, graphs, len(batches))
     return {"events": log.events, "error": error, "losses": losses, "watched": watched, "graphs": graphs}
@@ -119,17 +120,20 @@ def _note_silence(log: TorchLog, calls: dict[str, int], graphs: list[int], steps
             log.add("perf", "the compiled block was called and Dynamo gave its backend no graph")
 
 
-def _count_graphs(name: str, count: Callable[[], None]) -> None:
-    """Call ``count`` for each graph that Dynamo gives this backend."""
+def _note_graphs(name: str, note: Callable[[str], object]) -> None:
+    """Call ``note`` with the compile id of each graph that Dynamo gives this backend: twice with one, where AOTAutograd
+    lets Dynamo begin a compile again.
+    """
     from torch._dynamo.backends import registry
+    from torch._guards import CompileContext
 
     compile_graph = registry.lookup_backend(name)
 
-    def counted(graph: Any, inputs: Any, **options: Any) -> Any:
-        count()
+    def noted(graph: Any, inputs: Any, **options: Any) -> Any:
+        note(str(CompileContext.current_compile_id()))
         return compile_graph(graph, inputs, **options)
 
-    registry._COMPILER_FNS[name] = counted
+    registry._COMPILER_FNS[name] = noted
 
 
 def _noted(call: Any, name: str, log: TorchLog, calls: dict[str, int]) -> Any:

@@ -235,7 +235,7 @@ def _run(
         ):
             if plan is not None:
                 positions.at(0, "warming the plan")
-                warm(program, plan)
+                warm(program, plan, validates=data.validation is not None)
                 metrics.say(
                     f"warmed {len(plan.rows)} regimes in {recording.step()['compile_seconds']:.1f} s of compiling"
                 )

@@ -96,9 +96,9 @@ def check_fingerprint(
     plan.plan.check(expect, f"plan {plan.path}")
 
 
-def warm(program: Program, plan: CompilePlan) -> None:
-    """Forward and backward once for each regime, on all ranks in one order. Random numbers and gradients are
-    afterwards as before. Collective.
+def warm(program: Program, plan: CompilePlan, *, validates: bool = False) -> None:
+    """Forward and backward once for each regime, on all ranks in one order; with ``validates`` a forward without gradients
+    behind each, which is a graph of its own. Random numbers and gradients are afterwards as before. Collective.
     """
     devices = [program.device] if program.device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
@@ -107,6 +107,11 @@ def warm(program: Program, plan: CompilePlan) -> None:
             row = Row(samples=tuple(range(len(documents.samples))), length=length)
             batch = program.objective.collate(row, documents, pad_id=0, varlen=program.varlen)
             split(program.model(**to_device(batch, program.device)))[0].backward()
+            if validates:
+                program.model.eval()
+                with torch.no_grad():
+                    program.model(**to_device(batch, program.device))
+                program.model.train()
     program.model.zero_grad(set_to_none=True)
 
 

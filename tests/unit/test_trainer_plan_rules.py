@@ -6,6 +6,7 @@ import json
 import logging
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from cftdiag.plan import config_sha
 from cftdiag.recipe.compile import compile_settings
 from cftdiag.torch_settings import SOME_RELEASES
 from trainer.config import TrainConfig
-from trainer.plan import check_fingerprint, read_plan
+from trainer.plan import check_fingerprint, read_plan, warm
 
 MODEL = {"hidden_size": 64, "model_type": "qwen3"}
 PRINT: dict[str, Any] = {
@@ -171,3 +172,26 @@ def test_a_plan_made_for_a_device_holds_on_that_device(tmp_path: Path) -> None:
 def test_an_empty_plan_warms_nothing(tmp_path: Path) -> None:
     plan = read_plan(_plan(tmp_path / "p.json", regimes=[], settings=[]))
     assert (plan.options, plan.torch, plan.unsafe, plan.rows) == ({}, {}, (), ())
+
+
+@pytest.mark.parametrize("validates", [False, True])
+def test_the_graphs_of_validation_are_warmed_where_there_is_one(tmp_path: Path, validates: bool) -> None:
+    called: list[tuple[int, bool, bool]] = []
+
+    class Model(torch.nn.Linear):
+        def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+            called.append((input_ids.shape[1], self.training, torch.is_grad_enabled()))
+            return super().forward(input_ids.float()[:, :4]).sum()
+
+    model = Model(4, 1)
+    objective = SimpleNamespace(
+        collate=lambda row, samples, *, pad_id, varlen: {"input_ids": torch.zeros(1, row.length)}
+    )
+    program: Any = SimpleNamespace(model=model, device=torch.device("cpu"), objective=objective, varlen=False)
+    plan: Any = SimpleNamespace(rows=((264, "packed"), (520, "packed")))
+    warm(program, plan, validates=validates)
+    trained = [(264, True, True), (520, True, True)]
+    assert [one for one in called if one[1]] == trained and model.training and model.weight.grad is None
+    assert [one for one in called if not one[1]] == (
+        [(264, False, False), (520, False, False)] if validates else []
+    )

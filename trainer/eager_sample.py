@@ -1,6 +1,7 @@
 """What compiling gains, measured in the run itself: some steps run eager after the warm-up, beside as many compiled.
 
-A step's time is taken by token, for rows differ; steps that compiled or were skipped are left out. On ranks that
+A step's time is taken by token, for rows differ; steps that compiled or were skipped are left out, and of the eager
+steps a first one that is not asked for: eager code, too, is slow the first time. On ranks that
 train together all are eager in the same steps.
 """
 
@@ -32,7 +33,7 @@ class EagerSample:
     def is_eager(self, step: int) -> bool:
         """True for a step that runs without the compiled code."""
         after = step - self._first - WARM_UP - self._wanted
-        return 0 <= after < self._wanted
+        return 0 <= after < self._wanted + bool(self._wanted)
 
     def stance(self, step: int) -> AbstractContextManager[Any]:
         """To run the step in."""
@@ -54,9 +55,10 @@ class EagerSample:
                 )
             return
         clean = not record["graphs"] and not record.get("skipped") and record["tokens"]
-        if done > WARM_UP and clean:
+        begins = self.is_eager(step) and not self.is_eager(step - 1)
+        if done > WARM_UP and clean and not begins:
             self._seconds[self.is_eager(step)].append(record["seconds"] / record["tokens"])
-        if done == WARM_UP + 2 * self._wanted:
+        if done == WARM_UP + 2 * self._wanted + 1:
             self._told = True
             self._say(self._found(record["tokens"]))
 

@@ -204,15 +204,15 @@ def test_gradients_are_projected_before_they_are_clipped(
 def test_eager_steps_in_a_compiled_run_are_marked_and_change_nothing(
     fresh_dynamo: None, tiny: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    values = {"compile_scope": "block", "compile_backend": "eager", "max_steps": 6, "validation_split": 0.2}
+    values = {"compile_scope": "block", "compile_backend": "eager", "max_steps": 7, "validation_split": 0.2}
     plain = _train(tiny, tmp_path / "a", **values)
     capfd.readouterr()
     sampled = _train(tiny, tmp_path / "b", measure_eager=2, **values)
-    assert [r["step"] for r in sampled if r.get("eager")] == [5, 6]
+    assert [r["step"] for r in sampled if r.get("eager")] == [5, 6, 7]
     _same(sampled, plain, 1e-7)
     assert "measured over 2 compiled and 2 eager steps: compiling gains" in capfd.readouterr().err
     validated = [r for r in sampled if "validation_graphs" in r]
     # the graph without gradients is the validation's, and no later step's
     assert [r["validation_graphs"] for r in validated] == [1] + [0] * (len(validated) - 1)
-    assert [r["graphs"] for r in sampled] == [1] + [0] * 5
+    assert [r["graphs"] for r in sampled] == [1] + [0] * 6
     assert validated[0]["validation_seconds"] > 0 and all(r["data_seconds"] >= 0 for r in sampled)

@@ -33,7 +33,7 @@ def run(
 def test_compiled_and_eager_steps_are_compared_and_the_cost_is_paid_back() -> None:
     said: list[str] = []
     sample = EagerSample(3, first=11, compiled=True, say=said.append)
-    assert run(sample, {True: 2.0, False: 1.0}, range(11, 30), {11: 30.0}) == [16, 17, 18]
+    assert run(sample, {True: 2.0, False: 1.0}, range(11, 30), {11: 30.0}) == [16, 17, 18, 19]
     [line] = said
     assert line == (
         "measured over 3 compiled and 3 eager steps: compiling gains 2.00x; 30.0 s of compiling pay after 30 steps"
@@ -52,7 +52,7 @@ def test_steps_that_compile_are_left_out() -> None:
 def test_rows_of_other_lengths_are_compared_by_token() -> None:
     said: list[str] = []
     sample = EagerSample(1, first=1, compiled=True, say=said.append)
-    for step, seconds, tokens in ((1, 1.0, 100), (2, 1.0, 100), (3, 1.0, 100), (4, 4.0, 200)):
+    for step, seconds, tokens in ((1, 1.0, 100), (2, 1.0, 100), (3, 1.0, 100), (4, 9.0, 100), (5, 4.0, 200)):
         sample.note(record(step, seconds, tokens=tokens, compile_seconds=1.0 if step == 1 else 0.0))
     assert "compiling gains 2.00x" in said[0]
 
@@ -82,8 +82,8 @@ def test_an_eager_step_runs_no_compiled_code() -> None:
     torch._dynamo.reset()
     double = torch.compile(lambda x: x * 2, backend=backend)
     sample = EagerSample(1, first=1, compiled=True, say=lambda text: None)
-    for step in range(1, 6):
+    for step in range(1, 7):
         with sample.stance(step):
             double(torch.ones(3))
-    assert len(ran) == 4 and sample.is_eager(4)
+    assert len(ran) == 4 and sample.is_eager(4) and sample.is_eager(5)
     torch._dynamo.reset()

@@ -317,6 +317,12 @@ def test_length_that_was_fixed_because_it_equalled_another_dimension() -> None:
     found = diagnose([made, event], Context(blocks=BLOCKS, compile_kwargs={"dynamic": True}))
     assert the(found).cause == "duck_shape"
     assert the(diagnose([made, event], Context(blocks=BLOCKS, lengths=(8, 12)))).cause == "seq_len"
+    # a single row would be compiled apart whatever the size had been fixed by
+    one = size(0, 2, 1, (1, 2, 8))
+    found = diagnose(
+        [compiled(x=tensor(2, 2, 8)), one], Context(blocks=BLOCKS, compile_kwargs={"dynamic": True})
+    )
+    assert the(found).cause == "size_0_1"
 
 
 def test_range_of_lengths_is_a_comparison_in_the_code_and_not_the_zero_one_rule() -> None:

@@ -258,6 +258,8 @@ def _fixed(miss: Miss) -> str:
     dynamic = miss.dynamic is True or (miss.dynamic is None and later is not None and int(later[1]) > 0)
     if guard.expected in (0, 1) and not isinstance(guard.expected, bool) and dynamic:
         return "size_0_1"
+    if miss.dynamic is True and actual_size(miss) in (0, 1) and not miss.on_module():
+        return "size_0_1"  # whatever else fixed the size: 0 and 1 have code of their own
     fixed = specialization(miss)
     if fixed is not None and not miss.on_module():
         return "duck_shape" if _parted(miss, fixed) else "size_specialized"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 import weakref
 from collections.abc import Callable
 from types import CodeType
@@ -20,6 +21,10 @@ from cftdiag.torch_private import guard_tree, rehearsal
 
 #: Where torch's ``wrap_inline`` is, whose frame Dynamo compiles in place of one that it would skip.
 _INLINED = "/torch/_dynamo/external_utils"
+
+
+#: Folders of installed packages, in the path of a file.
+_INSTALLED = re.compile(r"[/\\](?:site|dist)-packages[/\\]")
 
 
 class Idle(NamedTuple):
@@ -117,7 +122,12 @@ class CompileRequests:
         return False
 
     def _note(self, model: Any) -> None:
-        target = getattr(model, "__self__", model) if inspect.ismethod(model) else model
+        target = model
+        if inspect.ismethod(model):
+            # a module compiled in place comes as its call; any other method is compiled for its own code
+            target = model.__self__ if _is_call(model) else model.__func__
+        elif _while_importing_a_library():
+            return  # prepared for whoever may use it
         try:
             self._targets.append(weakref.ref(target))
         except TypeError:
@@ -126,13 +136,34 @@ class CompileRequests:
             self._wrapped.add(id(target))
 
 
+def _is_call(method: Any) -> bool:
+    """True for a method that is the call of a whole module: its forward, and what torch's own class has."""
+    import torch
+
+    return method.__name__ == "forward" or getattr(torch.nn.Module, method.__name__, None) is method.__func__
+
+
+def _while_importing_a_library() -> bool:
+    """Whether the code that asks runs because an installed package is imported: its decorators do."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        file, module = frame.f_code.co_filename, str(frame.f_globals.get("__name__"))
+        if module == "__main__" or not (module.startswith("cftdiag.") or _INSTALLED.search(file)):
+            return False
+        if frame.f_code.co_name == "<module>":
+            return True
+        frame = frame.f_back
+    return False
+
+
 def _codes(target: Any) -> list[CodeType]:
     import torch
 
     if isinstance(target, torch.nn.Module):
         return [c for m in (target, unwrap(target)) if (c := getattr(type(m).forward, "__code__", None))]
-    code = getattr(inspect.unwrap(target), "__code__", None)
-    return [] if code is None else [code]
+    # a decorator that Dynamo traces is the frame itself
+    functions = (target, inspect.unwrap(target))
+    return [code for function in functions if (code := getattr(function, "__code__", None)) is not None]
 
 
 def _cached(code: CodeType) -> bool:

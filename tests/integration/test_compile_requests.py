@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -54,6 +57,40 @@ def test_what_runs_compiled_is_not_told() -> None:
     # a block of equal code is served by the other one's graph
     assert not _idle(lambda: [_in_place(Block()), _in_place(Block())], lambda blocks: [b(x) for b in blocks])
     assert not _idle(lambda: torch.compile(double, backend="eager", disable=True), lambda function: None)
+
+
+class Loss(Block):
+    def loss(self, x):
+        return x.sum()
+
+    def metric(self, x):
+        return x.mean()
+
+
+def test_what_a_library_decorates_as_it_is_imported_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = tmp_path / "site-packages" / "decorating_library.py"
+    library.parent.mkdir()
+    library.write_text(
+        "import torch\n@torch.compile(backend='eager')\ndef unused(x): return x\n"
+        "def ask(f): return torch.compile(f, backend='eager')\nprepared = ask(lambda x: x)\n"
+    )
+    monkeypatch.syspath_prepend(str(library.parent))
+    assert not _idle(lambda: importlib.import_module("decorating_library"), lambda module: None)
+    # what it compiles later, for the one who calls it, is not
+    library = importlib.import_module("decorating_library")
+    assert _idle(lambda: library.ask(double), lambda function: None) == [("double", None)]
+
+
+def test_a_method_is_held_by_its_own_code() -> None:
+    x, module = torch.ones(2, 4), Loss()
+    assert not _idle(lambda: torch.compile(module.loss, backend="eager"), lambda loss: loss(x))
+    assert _idle(lambda: torch.compile(module.metric, backend="eager"), lambda metric: module(x)) == [
+        ("Loss.metric", None)
+    ]
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    assert not _idle(lambda: torch.compile(optimizer.step, backend="eager"), lambda step: step())
 
 
 def test_what_never_runs_is_told_with_the_reason_where_it_is_known() -> None:

@@ -42,7 +42,7 @@ class Launch:
     world_size: int = 1
     local_world_size: int = 1
     launcher: str | None = None
-    """``torchrun``, ``accelerate`` or ``deepspeed``; None for a plain command."""
+    """``torchrun``, ``accelerate``, ``deepspeed`` or ``tune`` (torchtune's); None for a plain command."""
     env: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """What the launcher would put into every rank's environment."""
 
@@ -113,6 +113,8 @@ def _read(words: list[str], world_size: int | None) -> Launch:
         return _accelerate([interpreter(words[0])], words[2:], world_size)
     if name == "accelerate-launch":
         return _accelerate([interpreter(words[0])], words[1:], world_size)
+    if name == "tune" and words[1:2] == ["run"]:
+        return _tune(words)
     if name == "deepspeed":
         return _deepspeed([interpreter(words[0])], words[1:])
     return Launch(command=tuple(words))
@@ -181,6 +183,14 @@ def _torchrun(python: list[str], words: list[str]) -> Launch:
     return Launch(
         command=tuple(command), world_size=local * nodes, local_world_size=max(local, 1), launcher="torchrun"
     )
+
+
+def _tune(words: list[str]) -> Launch:
+    """``tune run`` takes torchrun's options; without any it runs the recipe in its own process."""
+    launch = _torchrun([], words[2:])
+    if len(launch.command) == len(words) - 2:
+        return Launch(command=tuple(words))
+    return dataclasses.replace(launch, command=(*words[:2], *launch.command), launcher="tune")
 
 
 def _deepspeed(python: list[str], words: list[str]) -> Launch:

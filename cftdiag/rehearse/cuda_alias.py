@@ -23,6 +23,7 @@ from cftdiag.torch_private.rehearsal import (
     DeviceContext,
     Generator,
     answer_devices,
+    answer_raw_streams,
     around_backward,
     hide_mode,
     map_graph_arguments,
@@ -48,6 +49,7 @@ def install(settings: Rehearsal) -> Alias | None:
     _answers(alias, device, settings.local_world_size, local)
     _map_autocast_state(alias)
     _map_classes(alias)
+    answer_raw_streams()
     hide_mode(Alias)
     map_graph_arguments(alias.in_graph)
     answer_devices(alias.answered)
@@ -143,6 +145,10 @@ def _names_device(values: Iterable[Any]) -> bool:
 _NAMING = frozenset({str, torch.device})
 
 
+#: Version of the collectives library that answers: that of torch's builds for CUDA.
+_NCCL = (2, 27, 5)
+
+
 def is_cuda(value: Any) -> bool:
     """True for ``torch.device("cuda", 0)``, ``"cuda"`` and ``"cuda:1"``."""
     if isinstance(value, torch.device):
@@ -214,12 +220,13 @@ def _answers(alias: Alias, device: Device, count: int, local: int) -> None:
         "memory_snapshot": lambda *a, **k: [],
         "list_gpu_processes": lambda *a, **k: "",
         "get_sync_debug_mode": lambda: 0,
+        "graph_pool_handle": lambda: (0, 0),
         "current_stream": lambda *a, **k: _Stream(),
         "default_stream": lambda *a, **k: _Stream(),
         "stream": lambda *a, **k: contextlib.nullcontext(),
     }
     for name, answer in answers.items():
-        for module in (torch.cuda, torch.cuda.memory, torch.cuda.random):
+        for module in (torch.cuda, torch.cuda.memory, torch.cuda.random, torch.cuda.graphs):
             if hasattr(module, name):
                 _replace(module, name, answer, alias)
     accelerator: dict[str, Callable[..., Any]] = {
@@ -238,6 +245,7 @@ def _answers(alias: Alias, device: Device, count: int, local: int) -> None:
         if hasattr(torch.accelerator, name):
             _replace(torch.accelerator, name, answer, alias)
     _replace(torch.backends.cuda, "is_built", lambda: True, alias)
+    _replace(torch.cuda.nccl, "version", lambda: _NCCL, alias)
     for name in ("range_push", "range_pop", "range_start", "range_end", "mark"):
         _replace(torch.cuda.nvtx, name, lambda *a, **k: 0, alias)
     torch.Tensor.record_stream = _not_recorded  # type: ignore[method-assign,assignment]

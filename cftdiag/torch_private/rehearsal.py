@@ -209,3 +209,11 @@ def trust_checkpoint_plans() -> None:
             return True if isinstance(real(global_plan, metadata), bool) else []
 
         _replace(_PLANS_AGREE, validate)
+
+
+def answer_raw_streams() -> None:
+    """Have packages of kernels find, as they are imported, what only a build for CUDA has of streams."""
+    import torch
+
+    if not hasattr(torch._C, "_cuda_getCurrentRawStream"):
+        torch._C._cuda_getCurrentRawStream = lambda device: 0  # type: ignore[attr-defined]

@@ -20,6 +20,7 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("python", "#!/bin/sh\n"),
         ("torchrun", f"#!{python}\nimport sys\n"),
         ("deepspeed", f"#!{python}\n"),
+        ("tune", f"#!{python}\n"),
         ("train.sh", "#!/bin/sh\n"),
     ):
         (tmp_path / name).write_text(text)
@@ -54,6 +55,17 @@ def test_launchers_are_read_not_started(
     launch = launchers.read(words.split())
     assert launch.command == (str(commands / "python"), *command.split())
     assert (launch.world_size, launch.local_world_size) == (world, local)
+
+
+def test_recipes_of_torchtune_run_as_one_rank_without_its_options_of_torchrun(commands: Path) -> None:
+    launch = launchers.read(
+        "tune run --nproc_per_node 4 lora_finetune_distributed --config a.yaml lr=1".split()
+    )
+    assert launch.command == tuple("tune run lora_finetune_distributed --config a.yaml lr=1".split())
+    assert (launch.world_size, launch.launcher) == (4, "tune")
+    alone = "tune run full_finetune_single_device --config a.yaml".split()
+    assert launchers.read(alone).command == tuple(alone)
+    assert (launchers.read(alone).launcher, launchers.read(alone).environment(0)) == (None, {})
 
 
 def test_python_module_launcher_keeps_the_interpreter_and_its_options(commands: Path) -> None:

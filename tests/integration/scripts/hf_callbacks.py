@@ -41,7 +41,7 @@ class CountSteps(TrainerCallback):
 set_seed(0)
 words = tokenizer()
 model = AutoModelForCausalLM.from_config(config())
-model.model.layers[0].requires_grad_(False)
+model.model.layers.requires_grad_(False)
 for layer in model.model.layers:
     layer.compile(backend=os.environ.get("BACKEND", "inductor"))
 rows = Dataset.from_dict({"text": sentences(16, 20, 20)}).map(

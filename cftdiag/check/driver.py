@@ -28,8 +28,10 @@ from cftdiag.forecast.lengths import Data
 from cftdiag.forecast.rank_forecast import RankForecast
 from cftdiag.options import CheckOptions
 from cftdiag.passes.launch import ForkServer, LiveFork
-from cftdiag.passes.messages import PassTask, Send
+from cftdiag.passes.messages import COMPARED_STEPS, PassTask, Send
 from cftdiag.subject import Origin, Subject, as_subject, resolve
+
+TOLD = f"loss and gradients were compared with eager's in the first {COMPARED_STEPS} steps"
 
 
 def run_check(options: CheckOptions, progress: Progress | None = None) -> CheckReport:
@@ -200,6 +202,8 @@ class _Check:
                         "numerics: the model gives other results each time it runs eagerly under one seed, so nothing was compared"
                     )
                     return None
+        if compiled is not None and len(first.steps) > COMPARED_STEPS and TOLD not in self.notes:
+            self.notes.append(TOLD)
         return compiled
 
     def uneven_routing(self, first: BuiltPass, options: CheckOptions) -> BuiltPass | None:

@@ -61,7 +61,9 @@ class Outcome:
 
     def compiled_again(self, finding: Finding, before: Outcome | None = None) -> list[int]:
         """Steps of the compiles that a recompile is about, one for each compile."""
-        regions, steps = (before or self).regions(finding), set(finding.steps)
+        # without its break a block compiles other code than before
+        regions = self.regions(finding) | (before or self).regions(finding)
+        steps = set(finding.steps)
         return [
             c.step
             for c in self.compiled

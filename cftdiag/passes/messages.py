@@ -25,6 +25,10 @@ from cftdiag.target.step_work import Measured
 # ---- tasks ----
 
 
+#: Steps of which compiled and eager numbers are compared: what a setting does may show late.
+COMPARED_STEPS = 16
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SweepTask:
     """Shapes of one rank to forecast. ``warm`` is compiled before them, at step 0."""

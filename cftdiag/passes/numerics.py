@@ -20,7 +20,6 @@ import torch
 from cftdiag.diagnose.engine.probes import Worst
 from cftdiag.torch_private import dynamo, inductor, tracing
 
-STEPS = 2  # the first step may still have zero gradients somewhere (LoRA's B), the second has none
 KEEP = 4  # gradients kept for one parameter: enough for two steps of two micro-batches
 
 #: Largest relative L2 difference that is taken for rounding, by the lowest precision in play. A wrong

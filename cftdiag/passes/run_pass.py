@@ -36,6 +36,7 @@ from cftdiag.options import CheckOptions
 from cftdiag.passes import numerics
 from cftdiag.passes.compiled_calls import Watch, compiles_seen, is_checkpoint_failure
 from cftdiag.passes.messages import (
+    COMPARED_STEPS,
     Assumption,
     Forecast,
     NeverRan,
@@ -248,7 +249,7 @@ class _Pass:
         batches = self.subject.batches
         self.watch_gradients()
         if self.mode in ("reference", "numerics"):
-            batches = batches[: numerics.STEPS]
+            batches = batches[:COMPARED_STEPS]
             numerics.record(self.subject.model, self.trace)
             numerics.seed_everything(SEED)
         try:

@@ -85,7 +85,22 @@ def fused():
     return Subject(model=model, batches=batches(), step=step)
 
 
+class Counting(Model):  # another loss from its fifth step on, where it is compiled
+    def __init__(self):
+        super().__init__()
+        self.layers[0].forward = self.late
+        self.step = torch.zeros(())
+
+    def late(self, x):
+        return x * torch.where(self.step > 4, 2.0 if torch.compiler.is_compiling() else 1.0, 1.0)
+
+    def forward(self, ids):
+        self.step += 1
+        return super().forward(ids)
+
+
 SUBJECTS = {
+    "late": lambda: Subject(model=Counting(), batches=batches(18)),
     "clean": lambda: Subject(model=Model(), batches=batches()),
     "tied": lambda: Subject(model=Model(tie=True), batches=batches()),
     "dropout": lambda: Subject(model=Model(dropout=0.5), batches=batches()),
@@ -97,9 +112,13 @@ print("@@" + json.dumps(report.to_dict()))
 """
 
 
-def findings(warm, name):
+def report(warm, name):
     out = warm.run(PROGRAM, name).stdout
-    return json.loads(out.rpartition("@@")[2])["findings"]
+    return json.loads(out.rpartition("@@")[2])
+
+
+def findings(warm, name):
+    return report(warm, name)["findings"]
 
 
 @pytest.mark.parametrize("name", ["clean", "tied", "dropout", "bfloat16"])
@@ -110,6 +129,12 @@ def test_no_false_alarm(warm, name):
 def test_a_loss_that_is_wrong_only_when_compiled(warm):
     found = [f for f in findings(warm, "fused loss") if f["kind"] == "numerics"]
     assert found and found[0]["cause"] == "silent_wrong_numerics" and found[0]["severity"] == "error"
+
+
+def test_numbers_that_differ_late_are_met_and_how_far_was_compared_is_told(warm):
+    told = report(warm, "late")
+    assert [f["cause"] for f in told["findings"] if f["kind"] == "numerics"] == ["silent_wrong_numerics"]
+    assert any("in the first 16 steps" in line for line in told["undetermined"])
 
 
 def test_a_gradient_of_zeros_and_none_are_alike() -> None:

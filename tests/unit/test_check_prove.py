@@ -532,3 +532,12 @@ def test_a_second_interpreter_is_started_where_it_pays(monkeypatch, seconds, pro
     assert side_by_side.worth(prover, [finding], seconds) is expected
     once = dataclasses.replace(finding, remedies=(DYNAMIC,))
     assert not side_by_side.worth(prover, [once, once], 60)
+
+
+def test_a_recompile_that_goes_on_in_other_code_is_not_removed():
+    """Without a break its block is compiled whole: the step still compiles, in a function that was not there before."""
+    finding = recompile(3)
+    before = run(1, 3, findings=(finding,), region="helper")
+    after = run(1, 3, findings=(finding,), region="forward")
+    assert not removed(finding, before, after)
+    assert removed(finding, before, run(1, region="forward"))

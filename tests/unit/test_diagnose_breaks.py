@@ -222,6 +222,29 @@ def test_a_break_that_leaves_a_block_no_graph_is_an_error_though_fullgraph_captu
     assert the(diagnose([broken("GB0124", ITEM, in_checkpoint=True)], context)).severity == severity
 
 
+def test_a_logger_that_is_asked_is_not_one_that_writes() -> None:
+    """To leave out ``isEnabledFor`` is to take another branch."""
+    event = broken(
+        "GB0291",
+        "logging.Logger method not supported for non-export cases",
+        "if log.isEnabledFor(10):",
+        context="method: <Logger toy (WARNING)>.isEnabledFor",
+    )
+    found = the(diagnose([event], Context(blocks=BLOCKS)))
+    assert found.cause == "unsupported_call" and "calls `logging.Logger.isEnabledFor`" in found.explanation
+    assert not [r for r in found.remedies if r.change]
+
+
+def test_a_setting_is_put_back_only_where_it_was_changed() -> None:
+    budget = "torch._functorch.config.activation_memory_budget"
+    for config in ({}, {budget: 0.5}):
+        numbers = Numerics(
+            ok=False, backend="aot_eager", failed=("w.grad",), worst=Worst(name="w.grad"), config=config
+        )
+        found = the(diagnose([], Context(blocks=BLOCKS, probes=Probes(numerics=numbers))))
+        assert any(budget in (r.change or {}) for r in found.remedies) is bool(config)
+
+
 OUT = "Attempted to call op with non-contiguous `out=` tensor"
 
 
@@ -952,6 +975,7 @@ def test_an_error_that_the_line_of_a_break_raises_is_evidence_of_the_break() -> 
     found = the(diagnose([broke, at(12)], Context(blocks=BLOCKS)))
     assert (found.kind, found.severity) == ("graph_break", "error")
     assert f"cut there, the step fails: {twice}" in found.evidence
+    assert f"Cut there, the step fails: {twice}" in found.explanation
     apart = diagnose([broke, at(40)], Context(blocks=BLOCKS))
     assert {f.kind for f in apart} == {"graph_break", "error"}
 

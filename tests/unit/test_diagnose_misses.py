@@ -943,3 +943,12 @@ def test_a_failed_recomputation_is_placed_where_it_ran_into_a_recompile() -> Non
     (alone,) = diagnose([compiled(), error], Context(blocks=BLOCKS[:4]))
     assert alone.where.code == "loss.backward()" and alone.guard is None
     assert not any(r.summary.startswith("Leave") for r in alone.remedies)
+
+
+@pytest.mark.parametrize(
+    ("step", "first"), [(1, "Each step runs these blocks"), (3, "Expected with evaluation")]
+)
+def test_a_part_of_each_step_without_gradients_is_no_evaluation(step: int, first: str) -> None:
+    event = missed("GLOBAL_STATE changed: grad_mode", step=step)
+    found = the(diagnose([compiled(), event], Context(blocks=BLOCKS)))
+    assert found.cause == "grad_mode" and found.remedies[0].summary.startswith(first)

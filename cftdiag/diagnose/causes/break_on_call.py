@@ -139,6 +139,10 @@ _SEED = re.compile(
 _LOGGING = re.compile(
     r"LoggingLoggerVariable|<Logger |module: logging\b|module: _?warnings\b|`logging\.|builtin (?:logging|warnings)"
 )
+#: A method that writes nothing and whose answer is used (isEnabledFor): to leave it out is to change the program.
+_ASKS_LOGGER = re.compile(
+    r"method: <Logger [^>]*>\.(?!(?:debug|info|warning|warn|error|critical|fatal|exception|log)\b)\w"
+)
 _PRINT = re.compile(
     r"builtin print\b|`print`|call_method \w+\(TextIOWrapper\) (?:write|flush)|sys\.std(?:out|err)"
 )
@@ -152,6 +156,8 @@ def classify(event: Event) -> str:
     said = text(event)
     mechanism = break_types.of(event.broke.gb_type)
     name = mechanism.name if mechanism is not None else None
+    if _ASKS_LOGGER.search(said):
+        return "unsupported_call"
     if (
         name == "logger"
         or _LOGGING.search(said)
@@ -204,6 +210,8 @@ def callee(event: Event) -> str | None:
     if found := re.search(r"module: (\S+?), qualname: (\S+?),", said):
         name = found[2].removeprefix("_VariableFunctionsClass.")
         return name if found[1].startswith("<") else f"{found[1]}.{name}"
+    if found := re.search(r"method: <Logger [^>]*>\.(\w+)", said):
+        return f"logging.Logger.{found[1]}"
     if found := re.search(r"<(?:bound method|function|built-in function) ([\w.<>]+)", said):
         return found[1].replace("<locals>.", "")
     if found := re.search(r"<built-in method (\w+) of type object", said):

@@ -39,6 +39,23 @@ def own(miss: Miss, cause: str) -> tuple[tuple[Remedy, ...], bool]:
             "on it with tensor operators."
         )
         return (Remedy(summary=held),), False
+    if cause == "module_float_attr" and _read_by_torch(miss) and len(miss.history.values(miss)) > 2:
+        return (
+            Remedy(
+                summary=f"torch reads {attribute} as a constant, so that each value is a graph of its own: change it in few "
+                "steps, or write the layer with tensors (a dropout: x * (torch.rand_like(x) >= p) / (1 - p), p a tensor)."
+            ),
+        ), True
+    if cause == "grad_mode" and _compiled_in_this_step(miss):
+        return (
+            Remedy(
+                summary="Each step runs these blocks with and without gradients, which takes a graph for each: run one step "
+                "before the timed ones."
+            ),
+            Remedy(
+                summary="Run the part without gradients eager: torch.compiler.set_stance('force_eager') around it."
+            ),
+        ), True
     if cause == "container_len" and source.endswith("._modules"):
         return (Remedy(summary=f"Add modules to {attribute} before the first compiled call."),), True
     if cause == "container_len" and miss.argument():
@@ -74,6 +91,12 @@ def own(miss: Miss, cause: str) -> tuple[tuple[Remedy, ...], bool]:
     if sides is not None:
         return (Remedy(summary=f"Warm up one size {sides} before the first timed step."),), False
     return (), False
+
+
+def _compiled_in_this_step(miss: Miss) -> bool:
+    """True when the entry that was missed is of the same step: both kinds of call belong to one step of training."""
+    made = miss.history.compiles.get(miss.entry or "")
+    return made is not None and made.step == miss.event.step
 
 
 def _of_object(miss: Miss) -> bool:

@@ -13,7 +13,9 @@ CAUSES = (
         kinds=RECOMPILES,
         remedies=(
             Remedy(
-                summary="Make the first block's input require grad (model.enable_input_require_grads(), or x.requires_grad_() after the embedding).",
+                summary="Make the input of the first block that runs with gradients require grad: after the embedding "
+                "(model.enable_input_require_grads()), or, where the blocks before it run under no_grad, "
+                "x = x.detach().requires_grad_() between the two.",
                 change={"input_requires_grad": True},
                 applicability="safe",
             ),

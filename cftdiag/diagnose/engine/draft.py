@@ -114,6 +114,10 @@ class Drafts:
         return [d for d in self._found.values() if d.kind in kinds]
 
 
+#: The setting that a remedy puts back to its default: there is nothing to put back where it was left.
+_BUDGET = "torch._functorch.config.activation_memory_budget"
+
+
 def _remedies(cause: Cause, draft: Draft, context: Context) -> tuple[Remedy, ...]:
     every = draft.remedies if draft.only_own else (*draft.remedies, *cause.remedies)
     apply = [r for r in every if _applies(r, draft, context)]
@@ -131,6 +135,8 @@ def _applies(remedy: Remedy, draft: Draft, context: Context) -> bool:
         return "skipped_class" in needs(remedy.summary)
     if not offered(change, context.settings):
         return False
+    if _BUDGET in change:
+        return _BUDGET in (draft.facts.get("config") or "")
     if any(name.startswith("torch._inductor.") for name in change) and draft.facts.get("backend"):
         return draft.facts["backend"] == "inductor"
     if "dynamic" in change:

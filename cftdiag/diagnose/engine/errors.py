@@ -180,6 +180,7 @@ def _at_break(message: str, event: Event | None, drafts: Drafts) -> bool:
     for draft in at:
         draft.severity = "error"
         draft.note(f"cut there, the step fails: {shorten(first, 300)}")
+        draft.notes.append(f"Cut there, the step fails: {shorten(first, 120)}")
     return bool(at)
 
 

@@ -245,6 +245,14 @@ def test_a_setting_is_put_back_only_where_it_was_changed() -> None:
         assert any(budget in (r.change or {}) for r in found.remedies) is bool(config)
 
 
+def test_an_assertion_is_mended_by_a_constant_message() -> None:
+    code = 'assert top < 4096, f"position {top.item()}"'
+    found = the(diagnose([broken("GB0170", "Data-dependent branching", code)], Context(blocks=BLOCKS)))
+    assert found.cause == "data_dependent_branch"
+    assert found.remedies[0].summary.startswith("Give the assertion a constant message")
+    assert "not a constant text" in found.explanation
+
+
 OUT = "Attempted to call op with non-contiguous `out=` tensor"
 
 

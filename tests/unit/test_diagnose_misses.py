@@ -952,3 +952,14 @@ def test_a_part_of_each_step_without_gradients_is_no_evaluation(step: int, first
     event = missed("GLOBAL_STATE changed: grad_mode", step=step)
     found = the(diagnose([compiled(), event], Context(blocks=BLOCKS)))
     assert found.cause == "grad_mode" and found.remedies[0].summary.startswith(first)
+
+
+def test_more_values_of_what_torch_reads_as_a_constant_are_not_warmed_up_by_two() -> None:
+    line = (Frame(file="/home/me/model.py", line=12, function="forward", code="x = self.drop(x)"),)
+    events = [
+        dataclasses.replace(missed(f"self.drop.p == {was}", actual=str(now), step=step), stack=line)
+        for step, was, now in ((2, 0.3, 0.2), (3, 0.3, 0.1))
+    ]
+    found = the(diagnose([compiled(), *events], Context(blocks=BLOCKS)))
+    assert found.cause == "module_float_attr"
+    assert [r.summary[:11] for r in found.remedies] == ["torch reads"]

@@ -15,6 +15,14 @@ from cftdiag.findings import Remedy
 _SCALARS = {"torch._dynamo.config.capture_scalar_outputs": True}
 _SHAPES = {"torch._dynamo.config.capture_dynamic_output_shape_ops": True}
 
+ASSERTION_SAYS = (
+    "`{code}` has a message that is not a constant text, so Dynamo does not make a check in the graph of it."
+)
+ASSERTION = (
+    Remedy(summary="Give the assertion a constant message: torch then compiles it as a check in the graph."),
+    Remedy(summary="Assert on the batch before the compiled block is called."),
+)
+
 CAUSES = (
     cause(
         "tensor.item",

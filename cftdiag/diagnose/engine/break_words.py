@@ -45,6 +45,8 @@ def own(event: Event, cause: str) -> tuple[str | None, tuple[Remedy, ...]]:
     """
     if cause == "requires_grad_in_graph" and not break_in_region.in_hook(event):
         return None, break_on_call.BY_FORWARD
+    if cause == "data_dependent_branch" and _asserts(event):
+        return break_on_value.ASSERTION_SAYS, break_on_value.ASSERTION
     mechanism = break_types.of(event.broke.gb_type)
     remedies = mechanism.remedies if mechanism is not None else ()
     if mechanism is not None and mechanism.cause == cause:
@@ -56,9 +58,18 @@ def own(event: Event, cause: str) -> tuple[str | None, tuple[Remedy, ...]]:
     return None, (*remedies, *registry.CAUSES[inner].remedies)
 
 
+def _asserts(event: Event) -> bool:
+    """True for a line that asserts: torch makes a check in the graph of one with a constant message."""
+    frame = places.site(event)
+    return frame is not None and bool(re.match(r"assert\b", frame.code or ""))
+
+
 def enough(cause: str, own: tuple[Remedy, ...]) -> bool:
     """True when the mechanism's remedies stand for those of its cause, which know nothing of what was called."""
-    return cause == "unsupported_call" and bool(own) or own == break_on_call.BY_FORWARD
+    return (cause == "unsupported_call" and bool(own)) or own in (
+        break_on_call.BY_FORWARD,
+        break_on_value.ASSERTION,
+    )
 
 
 def facts(event: Event, cause: str, frame: Frame | None, feeds: list[Event]) -> dict[str, Any]:

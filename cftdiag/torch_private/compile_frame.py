@@ -172,11 +172,12 @@ def modules_calling(frame: FrameType | None) -> tuple[list[Any], bool]:
     """
     import torch
 
-    calls = {torch.nn.Module._call_impl.__code__, torch.nn.Module._wrapped_call_impl.__code__}
+    calls = (torch.nn.Module._call_impl.__code__, torch.nn.Module._wrapped_call_impl.__code__)
     found: list[Any] = []
     checkpoint = False
     for caller in stack(frame):
-        if caller.f_code in calls:
+        # by identity: code that Dynamo has made may hold a dictionary, and has no hash then
+        if any(caller.f_code is call for call in calls):
             module = caller.f_locals.get("self")
             if module is not None and (not found or found[-1] is not module):
                 found.append(module)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +13,7 @@ import torch
 from torch import nn
 
 from cftdiag.capture import Recorder, counting, track
+from cftdiag.torch_private.compile_frame import modules_calling
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
@@ -410,3 +413,30 @@ def test_tracking_is_undone_when_the_recorder_closes() -> None:
         track(layer, "layers.0", rec)
         assert layer._compiled_call_impl is not before
     assert layer._compiled_call_impl is before
+
+
+def test_callers_whose_code_has_no_hash_hide_no_module() -> None:
+    """Code that Dynamo has made may hold a dictionary among its constants."""
+    seen: list[Any] = []
+
+    class Inner(nn.Module):
+        def forward(self) -> None:
+            seen.append(modules_calling(sys._getframe())[0])
+
+    inner = Inner()
+
+    def through() -> None:
+        inner()
+
+    code = through.__code__
+    unhashable = code.replace(co_consts=(*code.co_consts, {}))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(unhashable)
+
+    class Outer(nn.Module):
+        def forward(self) -> None:
+            types.FunctionType(unhashable, globals(), closure=through.__closure__)()
+
+    outer = Outer()
+    outer()
+    assert seen == [[inner, outer]]

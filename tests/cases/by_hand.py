@@ -840,12 +840,12 @@ CARRIED_OUT = (
     ),
     CarriedOut(
         cause="object_identity",
-        remedy="Create the object",
+        remedy="Where the object behind",
         edits=(("(Activation.RELU, Activation.SIN, Activation.RELU)", "(Activation.RELU,) * 3"),),
     ),
     CarriedOut(
         cause="object_identity",
-        remedy="Accept one variant",
+        remedy="Where several objects take turns",
         edits=(
             _warm(
                 "        for activation in Activation:\n"

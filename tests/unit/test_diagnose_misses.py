@@ -469,7 +469,7 @@ def test_a_list_that_the_block_is_given_is_to_be_passed_alike() -> None:
     found = the(diagnose([compiled(), event], Context(blocks=BLOCKS)))
     assert found.cause == "container_len"
     assert [r.summary.split(" in every")[0] for r in found.remedies] == [
-        "Pass masks with the same length and the same keys"
+        "Pass masks with the same length and the same keys in the same order"
     ]
 
 
@@ -883,7 +883,11 @@ SAYS = [
     ("s.step == 0", {}, "`s.step` was 0 when the code was compiled."),
     ("s.step == 0", {"actual": "1"}, "`s.step` was 0 when the code was compiled and is 1 now."),
     ("s.mode == 'a'", {"actual": "'b'"}, "`s.mode` was 'a' when the code was compiled and is 'b' now."),
-    ("len(s.win) == 2", {}, "`s.win` has another length or other keys than when the code was compiled."),
+    (
+        "len(s.win) == 2",
+        {},
+        "`s.win` has another length, other keys or another order of them than when the code was compiled.",
+    ),
     (
         "len(fn.__closure__[0].cell_contents) == 1",
         {},
@@ -963,3 +967,10 @@ def test_more_values_of_what_torch_reads_as_a_constant_are_not_warmed_up_by_two(
     found = the(diagnose([compiled(), *events], Context(blocks=BLOCKS)))
     assert found.cause == "module_float_attr"
     assert [r.summary[:11] for r in found.remedies] == ["torch reads"]
+
+
+@pytest.mark.parametrize(("value", "first"), [("b'0'", "Read "), ("0.5", "Hold ")])
+def test_a_text_is_not_to_be_held_in_a_tensor(value: str, first: str) -> None:
+    event = missed(f"G['os'].environ._data[b'FLAG'] == {value}", actual="b'1'")
+    found = the(diagnose([compiled(), event], Context(blocks=BLOCKS)))
+    assert found.cause == "global_value" and found.remedies[0].summary.startswith(first)

@@ -39,6 +39,13 @@ def own(miss: Miss, cause: str) -> tuple[tuple[Remedy, ...], bool]:
             "on it with tensor operators."
         )
         return (Remedy(summary=held),), False
+    if cause == "global_value" and isinstance(miss.guard.expected, (str, bytes)):
+        # no tensor holds a text
+        once = (
+            f"Read {attribute} once, where the script begins or the module is built, and keep what it decides; where it changes in "
+            "a run, each value is a variant."
+        )
+        return (Remedy(summary=once),), True
     if cause == "module_float_attr" and _read_by_torch(miss) and len(miss.history.values(miss)) > 2:
         return (
             Remedy(
@@ -60,8 +67,8 @@ def own(miss: Miss, cause: str) -> tuple[tuple[Remedy, ...], bool]:
         return (Remedy(summary=f"Add modules to {attribute} before the first compiled call."),), True
     if cause == "container_len" and miss.argument():
         alike = (
-            f"Pass {attribute} with the same length and the same keys in every call (fill it up), or pass its tensors one by "
-            "one."
+            f"Pass {attribute} with the same length and the same keys in the same order in every call (fill it up); numbers in "
+            "it are constants of the graph, so pass those as one tensor."
         )
         return (Remedy(summary=alike),), True
     if cause == "dtype" and miss.on_module():

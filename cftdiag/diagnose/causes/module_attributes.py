@@ -94,7 +94,8 @@ CAUSES = (
     ),
     cause(
         "container_len",
-        says="`{attribute}` has another length or other keys than when the code was compiled[ ({expected} then, {actual} now)].",
+        says="`{attribute}` has another length, other keys or another order of them than when the code was compiled"
+        "[ ({expected} then, {actual} now)].",
         kinds=RECOMPILES,
         remedies=(
             Remedy(

@@ -129,8 +129,13 @@ CAUSES = (
         says="`{argument}` is not the same object as when the code was compiled.",
         kinds=RECOMPILES,
         remedies=(
-            Remedy(summary="Create the object behind {argument} once and use it for every call."),
-            Remedy(summary="Accept one variant per object and warm them up."),
+            Remedy(
+                summary="Where the object behind {argument} is made anew: create it once and use it for every call."
+            ),
+            Remedy(
+                summary="Where several objects take turns, as members of an Enum do: each is one variant; run a step of each before "
+                "the timed ones, and keep their number below recompile_limit (now {limit})."
+            ),
         ),
     ),
     cause(

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import trainer
-from tests.integration.test_trainer_resume import exact, metrics, run_all
+from tests.integration.test_trainer_resume import exact, metrics, parameters, run_all
 from tests.integration.trained_logits import ids, trained_logits
 from tests.warm import Warm
 from trainer import demo
@@ -72,8 +72,7 @@ class Lab:
 @pytest.fixture(scope="module")
 def asked(request: pytest.FixtureRequest) -> set[tuple[str, str]]:
     """(method, scope) of the tests of this session that need two ranks."""
-    found = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
-    return {(p["method"], p["scope"]) for p in found if {"method", "scope"} <= p.keys()}
+    return {(p["method"], p["scope"]) for p in parameters(request) if {"method", "scope"} <= p.keys()}
 
 
 @pytest.fixture(scope="module")

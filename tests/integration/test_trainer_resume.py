@@ -75,6 +75,12 @@ def run_all(warm: Warm, directory: Path, runs: list[dict[str, Any]]) -> str:
     return warm.run(Path(__file__).with_name("resume_worker.py"), str(file), ranks=2, cpu=900).stderr
 
 
+def parameters(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
+    """Of each test of the asking file that runs in this session; other files use the same names for other things."""
+    own = [item for item in request.session.items if item.path == request.path]
+    return [item.callspec.params for item in own if hasattr(item, "callspec")]
+
+
 def metrics(out: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
 
@@ -166,17 +172,14 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
 @pytest.fixture(scope="module")
 def programs(request: pytest.FixtureRequest) -> list[str]:
     """Those that run in this session."""
-    asked = {
-        item.callspec.params.get("program") for item in request.session.items if hasattr(item, "callspec")
-    }
+    asked = {values.get("program") for values in parameters(request)}
     return [program for program in PROGRAMS if program in BY_DEFAULT or program in asked]
 
 
 @pytest.fixture(scope="module")
 def continued(request: pytest.FixtureRequest) -> list[tuple[str, str]]:
     """(program, how) of the runs that are continued in this session."""
-    asked = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
-    wanted = SHOWN | {(values["program"], values["how"]) for values in asked if "how" in values}
+    wanted = SHOWN | {(values["program"], values["how"]) for values in parameters(request) if "how" in values}
     return [(program, how) for program in PROGRAMS for how in ENDS if (program, how) in wanted]
 
 
@@ -228,7 +231,7 @@ def one(lab: Lab) -> None:
 def killed(lab: Lab, first: str, request: pytest.FixtureRequest) -> dict[str, tuple[int, float]]:
     """Runs killed at a random moment after the first epoch, the same in every session; returns the moments."""
     dice = random.Random(6)
-    asked = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
+    asked = parameters(request)
     programs = [
         p for p in PROGRAMS if any(a.get("program") == p and "killed" in a.get("how", "") for a in asked)
     ]

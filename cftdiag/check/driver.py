@@ -31,7 +31,8 @@ from cftdiag.passes.launch import ForkServer, LiveFork
 from cftdiag.passes.messages import COMPARED_STEPS, PassTask, Send
 from cftdiag.subject import Origin, Subject, as_subject, resolve
 
-TOLD = f"loss and gradients were compared with eager's in the first {COMPARED_STEPS} steps"
+#: What a reader is told of a subject with more steps than are compared.
+PARTLY_COMPARED = f"loss and gradients were compared with eager's in the first {COMPARED_STEPS} steps"
 
 
 def run_check(options: CheckOptions, progress: Progress | None = None) -> CheckReport:
@@ -49,7 +50,7 @@ def run_check(options: CheckOptions, progress: Progress | None = None) -> CheckR
     if origin.type == "file":
         options.for_subject()
     with contextlib.closing(ForkServer()) as launcher:
-        return run(options, Runner(origin, launcher, progress, another=lambda: ForkServer()))
+        return run(options, Runner(origin, launcher, progress, another=ForkServer))
 
 
 def check(
@@ -202,8 +203,8 @@ class _Check:
                         "numerics: the model gives other results each time it runs eagerly under one seed, so nothing was compared"
                     )
                     return None
-        if compiled is not None and len(first.steps) > COMPARED_STEPS and TOLD not in self.notes:
-            self.notes.append(TOLD)
+        if compiled is not None and len(first.steps) > COMPARED_STEPS and PARTLY_COMPARED not in self.notes:
+            self.notes.append(PARTLY_COMPARED)
         return compiled
 
     def uneven_routing(self, first: BuiltPass, options: CheckOptions) -> BuiltPass | None:
